@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the tests: `scripts/test.sh fast` the pure and contract layers, `scripts/test.sh all` everything.
+# Both hold branch coverage of the two cores and of the wire at 95 %.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+pure=(tests/operator/api tests/operator/core tests/worker/core tests/worker/wire tests/test_*.py)
+case ${1:?usage: scripts/test.sh fast|all} in
+fast) paths=("${pure[@]}") ;;
+all) paths=(tests) ;;
+*) echo "usage: scripts/test.sh fast|all" >&2; exit 2 ;;
+esac
+$python -m pytest --cov=encodepool_operator.core --cov=encodepool_worker.core --cov=encodepool_worker.wire \
+    --cov-branch --cov-report= --cov-fail-under=0 --durations=15 "${paths[@]}"
+$python -m coverage report --skip-covered --sort=cover --fail-under=95
