@@ -1,0 +1,1 @@
+"""The EncodePool resource: its fields (one table), typed values, parser, names and labels."""

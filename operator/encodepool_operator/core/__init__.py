@@ -1,0 +1,1 @@
+"""The planner: pure functions from a snapshot of one pool to the actions it needs next."""
