@@ -1,0 +1,154 @@
+"""``encodepool encode``: what it writes, what it shows, and how it fails."""
+
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from encodepool_worker.cli.encode import encode
+from encodepool_worker.client.heatmap import Tile, colours, draw_heatmap, token_norms
+from encodepool_worker.errors import ClientError
+from encodepool_worker.types import Grid
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments):
+        return CliRunner().invoke(encode, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+def test_rows_heatmap_and_table(run, side, endpoints_file, pictures, tmp_path):
+    paths = pictures((64, 96), (256, 64))
+    out, heatmap = tmp_path / "rows.npz", tmp_path / "map.png"
+
+    done = run(*paths, "--endpoints", endpoints_file(side.entry("7")), "--out", out, "--heatmap", heatmap)
+
+    assert done.exit_code == 0, done.output
+    with np.load(out) as arrays:
+        assert {name: arrays[name].shape for name in arrays} == {
+            "image0.main": (6, 8),
+            "image0.deepstack": (6, 16),
+            "image1.main": (16, 8),
+            "image1.deepstack": (16, 16),
+        }
+        sent = {len(r.mm_inputs.items[0].encoder_input.inline): r for r in side.requests}
+        pixels = sent[24 * 1536 * 4].mm_inputs.items[0].encoder_input.inline
+        assert np.array_equal(arrays["image0.main"], side.rows_of(pixels, 6)[:, :8])
+    with Image.open(heatmap) as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.width > sheet.height > 300
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["image", "group", "tokens", "ms", "bytes"]
+    assert lines[1].split()[:3] == [str(paths[0]), "7", "6"]
+    assert lines[1].split()[4] == str(6 * 24 * 4)
+    assert lines[3:] == [f"wrote {out}", f"wrote {heatmap}"]
+
+
+def test_one_failed_image_is_told_after_the_others(run, side, endpoints_file, pictures, tmp_path):
+    paths = pictures((64, 64))
+    (tmp_path / "text.png").write_text("no image")
+    out = tmp_path / "rows.npz"
+
+    done = run(*paths, tmp_path / "text.png", "--endpoints", endpoints_file(side.entry()), "--out", out)
+
+    assert done.exit_code == 1
+    assert "failed" in done.stdout
+    assert done.stderr.strip() == (
+        f"error: 1 of 2 images failed: {tmp_path}/text.png is not an image that Pillow can read"
+    )
+    with np.load(out) as arrays:
+        assert sorted(arrays) == ["image0.deepstack", "image0.main"]
+
+
+def test_a_failure_is_one_line_and_debug_adds_the_traceback(run, pictures, tmp_path):
+    [path] = pictures((64, 64))
+    absent = tmp_path / "absent.json"
+
+    short, long = run(path, "--endpoints", absent), run(path, "--endpoints", absent, "--debug")
+
+    line = f"error: {absent} does not exist: is the pool up, and is this its endpoints.json?"
+    assert (short.exit_code, short.stdout, short.stderr.strip()) == (1, "", line)
+    assert long.exit_code == 1
+    assert "Traceback" in long.stderr
+    assert long.stderr.strip().endswith(line)
+
+
+def test_wrong_usage_ends_with_2(run, pictures, side, tmp_path):
+    [path] = pictures((64, 64))
+    for arguments in [
+        [path],
+        [path, "--endpoints", "a", "--endpoint", "b", "--bootstrap", "c:1"],
+        [path, "--endpoint", side.url],
+        [path, "--endpoints", "a", "--timeout", "0"],
+        [path, "--endpoints", "a", "--out", tmp_path / "absent" / "rows.npz"],
+        ["--endpoints", "a"],
+        [path, "--endpoints", "a", "--transfer-backend", "carrier-pigeon"],
+    ]:
+        assert run(*arguments).exit_code == 2, arguments
+
+
+def test_two_images_of_one_name_are_refused_before_anything_is_sent(run, side, pictures, tmp_path):
+    [path] = pictures((64, 64))
+    (tmp_path / "other").mkdir()
+    twin = tmp_path / "other" / path.name
+    twin.write_bytes(path.read_bytes())
+
+    done = run(path, twin, "--endpoint", side.url, "--bootstrap", f"127.0.0.1:{side.bootstrap[1]}")
+
+    assert done.exit_code == 1
+    assert "two images are called 'image0'" in done.stderr
+    assert side.requests == []
+
+
+def test_a_stopped_command_ends_with_130_at_once(side, pictures, monkeypatch, run):
+    """Images under way must not hold the command back for their timeout."""
+    [path] = pictures((64, 64))
+    side.on_ship = lambda *_: None
+
+    def interrupt(*_, **__):
+        deadline = time.monotonic() + 10
+        while not side.requests and time.monotonic() < deadline:
+            time.sleep(0.005)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("encodepool_worker.client.encode.wait", interrupt)
+    began = time.monotonic()
+
+    done = run(path, "--endpoint", side.url, "--bootstrap", f"127.0.0.1:{side.bootstrap[1]}")
+
+    assert (done.exit_code, done.stderr.strip()) == (130, "interrupted")
+    assert time.monotonic() - began < 10
+
+
+def test_norms_lie_where_their_tokens_lie():
+    main = np.zeros((6, 4), np.float32)
+    main[4] = 3  # second row, second column of three
+    tile = Tile("t", np.zeros((64, 96, 3), np.uint8), main, Grid(1, 4, 6), 2)
+
+    assert token_norms(tile).tolist() == [[0, 0, 0], [0, 6, 0]]
+    with pytest.raises(ClientError, match="do not cover"):
+        token_norms(Tile("t", tile.shown, main[:5], tile.grid, 2))
+
+
+def test_the_scale_runs_from_dark_to_light():
+    ramp = colours(np.linspace(0, 1, 50)) @ np.array([0.2126, 0.7152, 0.0722])
+
+    assert (np.diff(ramp) > -0.5).all()
+    assert ramp[-1] - ramp[0] > 180
+
+
+def test_equal_norms_and_many_pictures_are_drawn():
+    tile = Tile(
+        "a name that is much too long for its column", np.zeros((32, 32, 3), np.uint8),
+        np.ones((1, 4), np.float32), Grid(1, 2, 2), 2,
+    )  # fmt: skip
+
+    one, many = draw_heatmap([tile]), draw_heatmap([tile] * 6)
+
+    assert many.height > 1.8 * one.height
+    with pytest.raises(ClientError, match="at least one"):
+        draw_heatmap([])
