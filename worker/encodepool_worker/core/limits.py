@@ -1,0 +1,124 @@
+"""What bounds the pipeline, and what it tells about itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """Every bound of the pipeline. Raises ConfigError with all problems at once.
+
+    ``store_bytes`` is the length of the registered region; entries start at multiples of
+    ``store_alignment`` in it. Bytes that late writes pin are capped at
+    ``max_quarantined_bytes`` (None: a quarter of the store); above it engines are retired.
+    """
+
+    store_bytes: int
+    store_alignment: int = 256
+    max_quarantined_bytes: int | None = None
+
+    max_tokens_per_batch: int = 8192
+    max_items_per_batch: int = 160
+
+    announce_s: float = 60.0  # receivers without a request
+    queue_s: float = 120.0  # an item without an entry; equal to park_s, after which space must have come
+    park_s: float = 120.0  # a filled entry without all receivers; as the reference
+    quarantine_s: float = 10.0  # twice the transfer timeout
+    tombstone_s: float = 330.0  # prefill waits 300
+    max_tombstones: int = 65_536
+    max_rooms: int = 65_536  # rooms that are not tombstones; a flood of frames costs no more
+    story_records: int = 4_096
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be > 0, is {getattr(self, name)}"
+            for name in self.__dataclass_fields__
+            if getattr(self, name) is not None and not getattr(self, name) > 0
+        ]
+        if not problems and self.store_bytes < self.store_alignment:
+            problems.append(
+                f"store_bytes ({self.store_bytes}) must be >= store_alignment ({self.store_alignment})"
+            )
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def quarantine_bytes(self) -> int:
+        if self.max_quarantined_bytes is not None:
+            return self.max_quarantined_bytes
+        return self.store_bytes // 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSnapshot:
+    """Bytes of the store. The states and ``free_bytes`` add up to ``capacity_bytes``.
+
+    ``pinned_bytes`` are entries that a late write may still read, whatever their state.
+    ``unclaimed_bytes`` are entries wanted by rooms whose receivers have not all spoken.
+    """
+
+    capacity_bytes: int
+    free_bytes: int
+    bytes_by_state: Mapping[str, int]  # reserved, filling, held, cached
+    entries: int
+    pinned_bytes: int
+    unclaimed_bytes: int
+    evictions: int
+    evicted_bytes: int
+
+
+COUNTERS = {
+    "admitted": "submissions taken",
+    "refused": "submissions refused",
+    "refused_requests": "requests that the frontend refused",
+    "repeated_requests": "submissions that repeat their room's item",
+    "identity_clashes": "submissions for a room of another item",
+    "hits": "rooms whose rows were in the store",
+    "joined": "rooms that share the rows of another room's job",
+    "misses": "items handed to the tower",
+    "batches": "batches handed to the tower",
+    "batches_failed": "batches that failed as a whole",
+    "retried_items": "items of failed batches that got a turn of their own",
+    "items_failed": "items for which the tower has no rows",
+    "expired": "rooms whose deadline passed",
+    "expired_before_encode": "rooms whose deadline passed before they had rows",
+    "writes": "writes handed out",
+    "written_bytes": "bytes of writes that landed",
+    "writes_failed": "writes that failed, late ones included",
+    "writes_late": "writes that timed out and may still land",
+    "engines_retired": "engines given up because late writes pinned too much",
+    "reshipments": "writes to receivers that asked again",
+    "bad_reshipments": "receivers that asked again and cannot be served",
+    "surplus_receivers": "receivers beyond a room's fan-out",
+    "repeated_frames": "frames that repeat what is known",
+    "told_success": "verdicts sent",
+    "told_failed": "verdicts sent",
+    "ignored": "events that their room does not mind",
+    "tombstones_evicted": "tombstones that left before their time",
+}
+"""Counters of a pipeline: they only grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSnapshot:
+    """Numbers of one moment: gauges, and counters that only grow.
+
+    ``queue_since_s`` is when the oldest queued item was admitted, ``batch_since_s`` when the
+    running batch was handed out (None: nothing queued, nothing running).
+    ``counters`` has every name of COUNTERS.
+    """
+
+    rooms_by_state: Mapping[str, int]
+    queue_items: int
+    queue_cost: int
+    queue_since_s: float | None
+    batch_items: int
+    batch_since_s: float | None
+    writes_in_flight: int
+    writes_quarantined: int
+    draining: bool
+    drained: bool
+    store: StoreSnapshot
+    counters: Mapping[str, int] = field(default_factory=dict)

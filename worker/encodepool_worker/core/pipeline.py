@@ -1,0 +1,397 @@
+"""The pipeline: events in, instructions out. Composes rooms, queue and store; does no I/O.
+
+Rooms decide about verdicts (``room``); ``rows`` decides who gets an entry when and what the tower
+does; here events find their room, effects become instructions, and late writes sit out their
+quarantine.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import WorkerError
+from ..types import Item, RowLayout, Status
+from . import room_events as on
+from .events import (
+    Aborted,
+    Announced,
+    BatchEncoded,
+    BatchFailed,
+    DrainStarted,
+    Event,
+    Refused,
+    Submitted,
+    Tick,
+    WriteFailed,
+    WriteSettled,
+    Written,
+)
+from .geometry import shard_slices
+from .instructions import (
+    Admit,
+    Conclude,
+    Drained,
+    Instruction,
+    Refuse,
+    RetireEngine,
+    SendStatus,
+    Write,
+)
+from .limits import COUNTERS, PipelineLimits, PipelineSnapshot
+from .queue import Pixels
+from .room import RoomState
+from .rooms import RoomTable
+from .rows import Rows
+from .store import Entry
+from .story import Story
+
+__all__ = ["Pipeline", "PipelineLimits", "PipelineSnapshot"]
+
+DRAINING = "the worker is draining"
+
+
+@dataclass(slots=True)
+class WriteUnderWay:
+    room: int
+    session: str
+    entry: Entry
+    nbytes: int
+
+
+@dataclass(slots=True)
+class LateWrite:
+    """A write that timed out at ``failed_s``; ``settled`` once the engine has let go of it."""
+
+    room: int
+    session: str
+    entry: Entry
+    failed_s: float
+    settled: bool = False
+    retired: bool = False
+
+
+class Pipeline:
+    """Owns every room, the queue and the store's index. Not thread-safe: one owner thread."""
+
+    def __init__(self, limits: PipelineLimits) -> None:
+        self.limits = limits
+        self._now_s = float("-inf")
+        self._out: list[Instruction] = []
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._story = Story(limits.story_records)
+        self._rooms = RoomTable(limits, self._story)
+        self._todo: deque[tuple[int, on.RoomEvent]] = deque()
+        self._rows = Rows(limits, self._counters, self._out, self._todo)
+        self._submission = Pixels(-1, -1, 0, 0)  # the latest
+        self._requests: dict[tuple[str, int], int] = {}  # (request, item) -> its live room
+        self._request_of: dict[int, tuple[str, int]] = {}
+        self._n_writes = 0
+        self._writes: dict[int, WriteUnderWay] = {}
+        self._late: dict[int, LateWrite] = {}
+        self._quarantine_ends: list[tuple[float, int]] = []  # heap of (when, write)
+        self._drain_deadline_s: float | None = None
+        self._stopped = False
+        self._drained = False
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Submitted: self._submitted,
+            Refused: self._refused,
+            Announced: self._announced,
+            Aborted: self._aborted,
+            DrainStarted: self._drain_started,
+            Tick: lambda event: None,
+            BatchEncoded: self._batch_encoded,
+            BatchFailed: self._batch_failed,
+            Written: self._written,
+            WriteFailed: self._write_failed,
+            WriteSettled: self._write_settled,
+        }
+        self._effects: dict[type[on.Effect], Callable[[int, Any], None]] = {
+            on.Accept: self._accept,
+            on.Decline: self._decline,
+            on.Acquire: self._acquire,
+            on.Claim: self._claim,
+            on.Reacquire: self._reacquire,
+            on.Release: self._release,
+            on.Ship: self._ship,
+            on.Tell: self._tell,
+            on.End: self._end,
+            on.Count: self._count,
+        }
+
+    # --- surface
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Same as ``handle_all([event], now_s)``."""
+        return self.handle_all((event,), now_s)
+
+    def handle_all(self, events: Iterable[Event], now_s: float) -> list[Instruction]:
+        """Take all that has arrived, then decide once (so that batches form).
+
+        ``now_s`` is monotonic. Raises WorkerError, and only for an answer that nobody asked for.
+        """
+        self._now_s = max(self._now_s, now_s)
+        self._pass_time()
+        for event in events:
+            self._handlers[type(event)](event)
+        self._pass_time()
+        batch = self._rows.next_batch(self._now_s)
+        self._settle()
+        if batch:
+            self._out.append(batch)
+        self._finish_drain()
+        out = self._out.copy()
+        self._out.clear()
+        return out
+
+    def next_deadline_s(self) -> float | None:
+        """When to call again with Tick at the latest, if nothing else happens."""
+        times = [self._rooms.next_deadline_s()]
+        if self._quarantine_ends:
+            times.append(self._quarantine_ends[0][0])
+        if not self._stopped:
+            times.append(self._drain_deadline_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def snapshot(self) -> PipelineSnapshot:
+        """Copies of counters only: cheap, and safe to hand to another thread."""
+        rows = self._rows
+        counters = dict(self._counters)
+        counters["tombstones_evicted"] = self._rooms.n_evicted_tombstones
+        return PipelineSnapshot(
+            rooms_by_state={state.name.lower(): n for state, n in self._rooms.counts.items()},
+            queue_items=len(rows.queue),
+            queue_cost=rows.queue.cost,
+            queue_since_s=rows.queue.oldest_s,
+            batch_items=rows.batch_items,
+            batch_since_s=rows.batch_since_s,
+            writes_in_flight=len(self._writes),
+            writes_quarantined=len(self._late),
+            draining=self._drain_deadline_s is not None,
+            drained=self._drained,
+            store=rows.store.snapshot(),
+            counters=counters,
+        )
+
+    def story(self, room: int) -> list[str]:
+        """What happened to a room lately, one line an event; for the log line of its failure."""
+        return self._story.tail(room)
+
+    def state(self, room: int) -> RoomState:
+        """NEW for a room that is not known (any more)."""
+        return self._rooms.state(room)
+
+    # --- time
+
+    def _pass_time(self) -> None:
+        while self._quarantine_ends and self._quarantine_ends[0][0] <= self._now_s:
+            _, write = heapq.heappop(self._quarantine_ends)
+            late = self._late.pop(write)
+            self._rows.store.unpin(late.entry)
+            self._feed(late.room, on.Settled(late.session))
+        for room in self._rooms.due(self._now_s):
+            self._note_expiry(self._rooms.state(room))
+            self._feed(room, on.Expired())
+        if self._past_drain_deadline and not self._stopped:
+            self._stop_all()
+
+    def _note_expiry(self, state: RoomState) -> None:
+        if state in (RoomState.QUEUED, RoomState.ENCODING):
+            self._counters["expired_before_encode"] += 1
+        if state not in (RoomState.DONE, RoomState.FAILED):
+            self._counters["expired"] += 1
+
+    # --- outside events
+
+    def _submitted(self, event: Submitted) -> None:
+        item = event.item
+        pixels = Pixels(event.seq, event.pixels, item.cost, event.pixel_bytes)
+        self._submission = pixels
+        refusal = self._refusal(item)
+        if refusal:
+            field, reason = refusal
+            self._decline(item.room, on.Decline(event.seq, field, reason))
+            self._feed(item.room, Refused(item.room, f"{field}: {reason}"))
+        else:
+            self._feed(item.room, event)
+        self._rows.let_go(pixels)
+
+    def _refusal(self, item: Item) -> tuple[str, str] | None:
+        """Why a request that would start a room cannot, with the field at fault."""
+        if self._rooms.state(item.room) not in (RoomState.NEW, RoomState.ANNOUNCED):
+            return None
+        if self._drain_deadline_s is not None:
+            return "worker", DRAINING
+        if self._rooms.state(item.room) is RoomState.NEW and self._is_full:
+            return "worker", f"{self._rooms.n_live} rooms are open"
+        if item.deadline_s is not None and item.deadline_s <= self._now_s:
+            return "deadline", "has passed"
+        twin = self._requests.get((item.request_id, item.index))
+        if twin is not None:
+            return "request_id", f"item {item.index} of {item.request_id} is in room {twin}"
+        return self._rows.refusal(item)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._rooms.n_live >= self.limits.max_rooms
+
+    def _refused(self, event: Refused) -> None:
+        self._counters["refused_requests"] += 1
+        self._feed(event.room, event)
+
+    def _announced(self, event: Announced) -> None:
+        state = self._rooms.state(event.room)
+        full = state is RoomState.NEW and self._is_full
+        self._feed(event.room, on.Spoke(event.receiver, self._stored(event.room)))
+        if full:
+            self._feed(event.room, Aborted(event.room, "too many rooms are open"))
+        elif state is RoomState.NEW and self._drain_deadline_s is not None:
+            self._feed(event.room, Aborted(event.room, DRAINING))
+
+    def _stored(self, room_id: int) -> RowLayout | None:
+        """Layout of a finished room's rows, if they are there and may still be shipped."""
+        room = self._rooms.get(room_id)
+        if room is None or room.state is not RoomState.DONE or room.key is None:
+            return None
+        if self._drained or self._stopped:
+            return None
+        return self._rows.stored(room.key)
+
+    def _aborted(self, event: Aborted) -> None:
+        self._feed(event.room, event)
+
+    # --- draining
+
+    @property
+    def _past_drain_deadline(self) -> bool:
+        return self._drain_deadline_s is not None and self._drain_deadline_s <= self._now_s
+
+    def _drain_started(self, event: DrainStarted) -> None:
+        self._drain_deadline_s = event.deadline_s
+        for room in self._rooms.live():
+            if self._rooms.state(room) is RoomState.ANNOUNCED:
+                self._feed(room, Aborted(room, DRAINING))
+
+    def _stop_all(self) -> None:
+        """Once is enough: what comes later is refused. Failed rooms tell when it is safe."""
+        self._stopped = True
+        for room in self._rooms.live():
+            self._feed(room, Aborted(room, "the worker stopped before it was done"))
+
+    def _finish_drain(self) -> None:
+        idle = not self._rooms.n_live and not self._writes and not self._late
+        if self._drain_deadline_s is not None and idle and not self._drained:
+            self._drained = True
+            self._out.append(Drained())
+
+    # --- answers
+
+    def _batch_encoded(self, event: BatchEncoded) -> None:
+        self._rows.encoded(event.batch, event.failures)
+        self._settle()
+
+    def _batch_failed(self, event: BatchFailed) -> None:
+        self._rows.failed(event.batch, event.reason)
+        self._settle()
+
+    def _written(self, event: Written) -> None:
+        write = self._answered(event.write)
+        self._rows.wrote(write.room, write.nbytes)
+        self._feed(write.room, on.Landed(write.session))
+
+    def _write_failed(self, event: WriteFailed) -> None:
+        write = self._answered(event.write)
+        self._counters["writes_failed"] += 1
+        if event.may_land_late:
+            self._counters["writes_late"] += 1
+            self._rows.store.pin(write.entry)
+            self._late[event.write] = LateWrite(write.room, write.session, write.entry, self._now_s)
+        self._feed(write.room, on.Missed(write.session, event.reason, event.may_land_late))
+        if self._rows.store.pinned_bytes > self.limits.quarantine_bytes:
+            self._retire_an_engine()
+
+    def _answered(self, write: int) -> WriteUnderWay:
+        if write not in self._writes:
+            raise WorkerError(f"answer for write {write}, which is not under way")
+        return self._writes.pop(write)
+
+    def _retire_an_engine(self) -> None:
+        """The engine of the oldest late write that no one has let go of yet."""
+        for write, late in self._late.items():
+            if not late.settled and not late.retired:
+                late.retired = True
+                self._counters["engines_retired"] += 1
+                self._out.append(RetireEngine(write))
+                return
+
+    def _write_settled(self, event: WriteSettled) -> None:
+        late = self._late.get(event.write)
+        if late is None or late.settled:
+            raise WorkerError(f"write {event.write} settled, but is not late")
+        late.settled = True
+        ends_s = late.failed_s + self.limits.quarantine_s
+        if event.by_probe:  # what was under way when the peer answered may still land
+            ends_s = max(ends_s, self._now_s + self.limits.quarantine_s)
+        heapq.heappush(self._quarantine_ends, (ends_s, event.write))
+
+    # --- effects of rooms
+
+    def _feed(self, room: int, event: on.RoomEvent) -> None:
+        self._todo.append((room, event))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tell rooms, carry out what they ask for, and so on until nothing is left to tell."""
+        while self._todo:
+            room, event = self._todo.popleft()
+            for effect in self._rooms.step(room, event, self._now_s):
+                self._effects[type(effect)](room, effect)
+
+    def _accept(self, room: int, effect: on.Accept) -> None:
+        self._counters["admitted"] += 1
+        self._out.append(Admit(effect.seq))
+
+    def _decline(self, room: int, effect: on.Decline) -> None:
+        self._counters["refused"] += 1
+        self._out.append(Refuse(effect.seq, effect.field, effect.reason))
+
+    def _acquire(self, room: int, effect: on.Acquire) -> None:
+        item = effect.item
+        request = self._request_of[room] = (item.request_id, item.index)
+        self._requests[request] = room
+        self._rows.acquire(room, item, self._submission, effect.claimed, self._now_s)
+
+    def _claim(self, room: int, effect: on.Claim) -> None:
+        self._rows.claim(room)
+
+    def _reacquire(self, room: int, effect: on.Reacquire) -> None:
+        self._rows.reacquire(room, effect.key)
+
+    def _release(self, room: int, effect: on.Release) -> None:
+        self._rows.release(room)
+
+    def _ship(self, room: int, effect: on.Ship) -> None:
+        receiver = effect.receiver
+        entry = self._rows.entry_of(room)
+        slices = shard_slices(entry.layout, entry.extents, receiver)
+        self._n_writes += 1
+        nbytes = sum(piece.nbytes for piece in slices)
+        self._writes[self._n_writes] = WriteUnderWay(room, receiver.session, entry, nbytes)
+        self._counters["writes"] += 1
+        self._out.append(Write(self._n_writes, room, receiver, slices))
+
+    def _tell(self, room: int, effect: on.Tell) -> None:
+        success = effect.status is Status.SUCCESS
+        self._counters["told_success" if success else "told_failed"] += 1
+        self._out.append(SendStatus(room, effect.receiver, effect.status))
+
+    def _end(self, room: int, effect: on.End) -> None:
+        request = self._request_of.pop(room, None)
+        if request is not None:
+            del self._requests[request]
+        hit, nbytes = self._rows.summary(room)
+        self._out.append(Conclude(room, effect.outcome, effect.reason, hit, nbytes))
+
+    def _count(self, room: int, effect: on.Count) -> None:
+        self._counters[effect.counter] += 1
