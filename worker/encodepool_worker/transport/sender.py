@@ -1,0 +1,419 @@
+"""The sender: writes to many peers over few threads, so that no peer can hold up another.
+
+A *lane* is a thread that carries out one write at a time. Each peer has a queue of its own and
+occupies at most one lane; a lane that a peer holds up for ``lane_patience_s`` is replaced by
+another, up to ``max_lanes`` (Mooncake spins a core while it waits, so lanes are few).
+
+A peer is probed, in a thread of the probe's own, before its first write on an engine, after
+every failure, and after ``idle_s`` without a write. The answer decides:
+
+    answered        READY    queued writes run; what timed out before the probe began is settled
+    refused         BROKEN   its session is gone: queued writes fail, what timed out is settled
+    silent for 2 s  BROKEN   queued writes fail; probed again while something is unsettled
+
+BROKEN is an open breaker: writes fail at once, until a probe is answered. A peer that answers
+probes but fails ``max_failures`` writes in a row is BROKEN for ``breaker_s``.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+from ..errors import TransportError, WriteRefused, WriteTimedOut, WriteTorn
+from ..types import Slice
+from .base import Done, Engine, Failed, SenderEvent, Settled
+from .engine_pool import EnginePool
+from .lanes import Lanes, join_all
+from .peer_book import PeerBook
+from .sender_types import Peer, PeerState, Probe, QueuedWrite, SenderLimits, SenderSnapshot, Unsettled
+
+_OUTCOMES: dict[type[Exception], str] = {
+    WriteRefused: "refused",
+    WriteTimedOut: "timed out",
+    WriteTorn: "torn",
+}
+
+
+class Sender:
+    """Writes slices of one region to peers; see the module's text. Thread-safe.
+
+    ``post`` is called from the sender's threads with, for each submitted write, exactly one Done
+    or Failed, and one Settled after a Failed that may land late. Nothing is posted once ``close``
+    has returned. Making a Sender makes the first engine and registers the region with it: raises
+    TransportError.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        region_ptr: int,
+        region_nbytes: int,
+        post: Callable[[SenderEvent], None],
+        limits: SenderLimits | None = None,
+    ) -> None:
+        self._limits = limits = limits or SenderLimits()
+        self._region_ptr = region_ptr
+        self._post = post
+        self._pool = EnginePool(
+            make_engine,
+            region_ptr,
+            region_nbytes,
+            engines=limits.engines,
+            max_engines=limits.max_engines,
+            open_timeout_s=limits.open_timeout_s,
+            wait_s=limits.engine_wait_s,
+        )
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # lanes wait here
+        self._timer = threading.Condition(self._lock)  # the watcher waits here
+        self._peers = PeerBook(limits.max_peers, self._pool.forget)
+        self._ready: deque[Peer] = deque()
+        self._troubled: set[Peer] = set()  # peers with unsettled writes
+        self._outbox: deque[SenderEvent] = deque()
+        self._queued = 0
+        self._lanes = Lanes(self._lane, limits)
+        self._watching_lanes = False
+        self._probes: set[Probe] = set()
+        self._written_bytes = 0
+        self._write_seconds = 0.0
+        self._outcomes: Counter[str] = Counter()
+        self._closing = False
+        self._mute = False
+        with self._lock:
+            for _ in range(limits.lanes):
+                self._lanes.start()
+        self._watcher = threading.Thread(target=self._watch, name="encodepool-sender", daemon=True)
+        self._watcher.start()
+
+    @property
+    def session(self) -> str:
+        """Session of the first engine: what peers' logs call this sender."""
+        return self._pool.session
+
+    def submit(self, write_id: int, session: str, slices: Sequence[Slice]) -> None:
+        """Write slices of the region to a peer. Never blocks, never raises."""
+        raw = [(self._region_ptr + one.source, one.target, one.nbytes) for one in slices if one.nbytes]
+        write = QueuedWrite(write_id, raw, sum(nbytes for _, _, nbytes in raw))
+        now_s = time.monotonic()
+        with self._lock:
+            if self._closing:
+                self._fail([write], "closed", "the sender is closed")
+                return
+            if not raw:
+                self._outcomes["done"] += 1
+                self._send_out(Done(write_id))
+                return
+            peer = self._peers.used(session, now_s)
+            if self._queued >= self._limits.max_queued or (
+                len(peer.queue) >= self._limits.max_queued_per_peer
+            ):
+                self._fail([write], "queue full", f"too many writes wait, {len(peer.queue)} for {session}")
+            elif peer.state is PeerState.BROKEN and (peer.probe or now_s < peer.blocked_until_s):
+                self._fail([write], "breaker open", peer.why_broken)
+            else:
+                peer.queue.append(write)
+                self._queued += 1
+                if peer.state is PeerState.READY:
+                    self._line_up(peer)
+                elif peer.probe is None and not peer.busy:
+                    self._start_probe(peer)
+
+    def retire(self, write_id: int) -> None:
+        """Close the engine that carries this late write, as soon as nothing else uses it. Never blocks.
+
+        Every late write of that engine is then settled, as ever; a write that is not late (any
+        more) is ignored.
+        """
+        with self._lock:
+            for peer in self._peers:
+                if peer.failing == write_id:
+                    peer.retire_asked = True  # its failure is told, but not yet recorded
+                    return
+                for one in peer.unsettled:
+                    if one.write_id == write_id:
+                        return self._retire(peer, one)
+
+    def snapshot(self) -> SenderSnapshot:
+        engines, stuck = self._pool.counts()
+        with self._lock:
+            unsettled = [one for peer in self._troubled for one in peer.unsettled]
+            return SenderSnapshot(
+                queued=self._queued,
+                lanes=len(self._lanes),
+                lanes_busy=self._lanes.busy,
+                engines=engines,
+                engines_stuck=stuck,
+                peers=self._peers.states(),
+                probes=len(self._probes),
+                unsettled=len(unsettled),
+                unsettled_bytes=sum(one.nbytes for one in unsettled),
+                written_bytes=self._written_bytes,
+                write_seconds=self._write_seconds,
+                outcomes=dict(self._outcomes),
+            )
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Fail what is queued, wait for running writes, close the engines, settle the rest.
+
+        False when threads were still held up after ``timeout_s`` (Mooncake cannot be interrupted:
+        a probe of a frozen peer takes 61 s); they end by themselves and post nothing. Idempotent.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            self._closing = True
+            for peer in self._peers:
+                self._fail_queue(peer, "closed", "the sender is closed")
+            self._ready.clear()
+            self._work.notify_all()
+            self._timer.notify_all()
+            lanes = self._lanes.threads
+        # Half of the time for writes to end by themselves. Closing the engines ends the others, and
+        # the probes, where an engine can be interrupted.
+        join_all(lanes, deadline_s - timeout_s / 2)
+        self._pool.close()
+        with self._lock:
+            threads = lanes + [probe.thread for probe in self._probes if probe.thread]
+        join_all(threads, deadline_s)
+        with self._lock:
+            held_up = any(thread.is_alive() for thread in threads)
+            if not held_up:
+                for peer in list(self._troubled):
+                    self._settle(peer, peer.unsettled, by_probe=False)
+            self._mute = True
+            self._timer.notify_all()
+        self._watcher.join()
+        return not held_up
+
+    # --- threads
+
+    def _lane(self) -> None:
+        while True:
+            with self._lock:
+                self._lanes.mark(busy=False)
+                while not self._ready and not self._closing and not self._lanes.too_many:
+                    self._work.wait()
+                if not self._ready:
+                    self._lanes.leave()
+                    return
+                peer = self._ready.popleft()
+                peer.listed = False
+                if not peer.queue or peer.state is not PeerState.READY:
+                    continue  # its queue failed while it stood in line
+                if self._wants_probe(peer):
+                    self._start_probe(peer)
+                    continue
+                write = peer.queue.popleft()
+                self._queued -= 1
+                peer.busy = True
+                self._lanes.mark(busy=True)
+            self._carry_out(peer, write)
+
+    def _carry_out(self, peer: Peer, write: QueuedWrite) -> None:
+        started_s = time.monotonic()
+        try:
+            try:
+                self._pool.write(peer.session, write.slices)
+            except WriteRefused:
+                # Nothing is under way, so it may be tried again: an idle connection may have been
+                # cut on its way, or the peer's listener restarted.
+                self._pool.write(peer.session, write.slices)
+        except Exception as exc:  # noqa: BLE001 - becomes the write's answer; a lane outlives it
+            self._write_failed(peer, write, exc)
+            return
+        now_s = time.monotonic()
+        with self._lock:
+            self._outcomes["done"] += 1
+            self._written_bytes += write.nbytes
+            self._write_seconds += now_s - started_s
+        self._tell(Done(write.write_id))  # before the next write begins, so answers keep the order
+        with self._lock:
+            peer.failures = 0
+            peer.busy = False
+            peer.answered_s = now_s
+            self._line_up(peer)
+
+    def _write_failed(self, peer: Peer, write: QueuedWrite, error: Exception) -> None:
+        # An error we do not know says nothing about what is under way: assume the worst.
+        may_land_late = error.may_land_late if isinstance(error, TransportError) else True
+        with self._lock:
+            peer.failing = write.write_id if may_land_late else None
+        self._tell(Failed(write.write_id, str(error) or repr(error), may_land_late))
+        engine = self._pool.engine_of(peer.session)
+        released = getattr(error, "released", False)
+        with self._lock:
+            self._outcomes[_OUTCOMES.get(type(error), "error")] += 1
+            peer.busy = False
+            peer.failures += 1
+            if may_land_late:
+                now_s = time.monotonic()
+                peer.unsettled.append(Unsettled(write.write_id, write.nbytes, engine, released, now_s))
+                self._troubled.add(peer)
+                if peer.retire_asked:
+                    self._retire(peer, peer.unsettled[-1])
+            peer.failing, peer.retire_asked = None, False
+            # What is queued waits for the answer, at most ``probe_timeout_s``.
+            self._start_probe(peer)
+
+    def _run_probe(self, probe: Probe) -> None:
+        peer = probe.peer
+        try:
+            answered = self._pool.probe(peer.session)
+        except TransportError:  # the engines are closed
+            answered = False
+        now_s = time.monotonic()
+        with self._lock:
+            self._probes.discard(probe)
+            peer.probe = None
+            self._timer.notify_all()
+            if self._closing:
+                return
+            if answered:
+                peer.answered_s = now_s
+                settled = [one for one in peer.unsettled if one.since_s <= probe.started_s]
+                self._settle(peer, settled, by_probe=True)
+                if peer.failures >= self._limits.max_failures:
+                    peer.failures = self._limits.max_failures - 1  # after the pause one write may try
+                    why = f"{peer.session} answers probes, but writes to it fail"
+                    self._break(peer, why, now_s + self._limits.breaker_s)
+                elif peer.state is not PeerState.BROKEN or now_s >= peer.blocked_until_s:
+                    peer.state = PeerState.READY
+                    self._line_up(peer)
+            elif now_s - probe.started_s < self._limits.probe_timeout_s:
+                self._settle(peer, peer.unsettled, by_probe=False)
+                why = f"{peer.session} is gone: nothing answers there"
+                self._break(peer, why, now_s + self._limits.breaker_s)
+            else:
+                self._break(peer, f"{peer.session} does not answer", 0.0)
+                peer.probe_again_s = now_s + self._limits.probe_pause_s
+
+    def _watch(self) -> None:
+        """Posts what other threads decided, and acts on everything that becomes due."""
+        while True:
+            closed = self._pool.close_retired()
+            with self._lock:
+                for peer in list(self._troubled) if closed else ():
+                    done = [one for one in peer.unsettled if one.engine in closed]
+                    self._settle(peer, done, by_probe=False)
+                wait_s = self._act_on_deadlines(time.monotonic())
+                events = list(self._outbox)
+                self._outbox.clear()
+                if not events:
+                    if self._mute:
+                        return
+                    self._timer.wait(wait_s)
+            for event in events:
+                self._post(event)
+
+    def _tell(self, event: SenderEvent) -> None:
+        if not self._mute:
+            self._post(event)
+
+    # --- called with the lock held
+
+    def _act_on_deadlines(self, now_s: float) -> float | None:
+        """Do what is due; the seconds until something else will be."""
+        if self._closing:
+            return None
+        limits = self._limits
+        due_s = []
+        for probe in self._probes:
+            late_s = probe.started_s + limits.probe_timeout_s
+            if now_s < late_s:
+                due_s.append(late_s)
+            elif probe.peer.state is PeerState.PROBING:
+                self._break(probe.peer, f"{probe.peer.session} does not answer", 0.0)
+        unsettled = [(peer, one) for peer in self._troubled for one in peer.unsettled]
+        too_much = sum(one.nbytes for _, one in unsettled) > limits.max_unsettled_bytes
+        for peer, one in unsettled:
+            end_s = one.since_s + limits.max_unsettled_s
+            if now_s < end_s and not too_much:
+                due_s.append(end_s)
+            else:
+                self._retire(peer, one)
+                due_s.append(now_s + limits.probe_pause_s)
+        for peer in self._troubled:
+            if peer.probe is None and not peer.busy:
+                if now_s < peer.probe_again_s:
+                    due_s.append(peer.probe_again_s)
+                elif len(self._probes) < limits.max_probes:
+                    self._begin_probe(peer)
+                    due_s.append(now_s + limits.probe_timeout_s)
+                else:
+                    due_s.append(now_s + limits.probe_pause_s)
+        self._watching_lanes = bool(self._ready) and self._lanes.busy == len(self._lanes)
+        if self._watching_lanes:
+            self._lanes.replace_held()
+            due_s.append(now_s + limits.lane_patience_s / 4)
+        return max(0.0, min(due_s) - now_s) if due_s else None
+
+    def _retire(self, peer: Peer, one: Unsettled) -> None:
+        if one.released or one.engine is None:
+            self._settle(peer, [one], by_probe=False)
+        else:
+            self._pool.retire(one.engine)
+            self._timer.notify_all()
+
+    def _line_up(self, peer: Peer) -> None:
+        """Put a ready peer with something to write in line, once."""
+        if peer.queue and not peer.listed and not peer.busy and peer.state is PeerState.READY:
+            peer.listed = True
+            self._ready.append(peer)
+            self._work.notify()
+            if not self._watching_lanes and self._lanes.busy == len(self._lanes):
+                self._timer.notify_all()
+
+    def _wants_probe(self, peer: Peer) -> bool:
+        silent_s = time.monotonic() - peer.answered_s
+        if silent_s < self._limits.probe_fresh_s:
+            return False
+        return silent_s >= self._limits.idle_s or self._pool.needs_open(peer.session)
+
+    def _start_probe(self, peer: Peer) -> None:
+        """Hold the peer's writes until it has answered a probe."""
+        if peer.probe is None and len(self._probes) >= self._limits.max_probes:
+            self._break(peer, f"{len(self._probes)} other peers are being probed", 0.0)
+            return
+        peer.state = PeerState.PROBING
+        if peer.probe is None:
+            self._begin_probe(peer)
+
+    def _begin_probe(self, peer: Peer) -> None:
+        probe = peer.probe = Probe(peer, time.monotonic())
+        probe.thread = threading.Thread(
+            target=self._run_probe, args=(probe,), name="encodepool-probe", daemon=True
+        )
+        self._probes.add(probe)
+        probe.thread.start()
+        self._timer.notify_all()
+
+    def _break(self, peer: Peer, why: str, until_s: float) -> None:
+        peer.state = PeerState.BROKEN
+        peer.why_broken = why
+        peer.blocked_until_s = until_s
+        self._fail_queue(peer, "peer silent or gone", why)
+
+    def _fail_queue(self, peer: Peer, outcome: str, reason: str) -> None:
+        writes = list(peer.queue)
+        peer.queue.clear()
+        self._queued -= len(writes)
+        self._fail(writes, outcome, reason)
+
+    def _fail(self, writes: Iterable[QueuedWrite], outcome: str, reason: str) -> None:
+        """Nothing of these writes was begun."""
+        for write in writes:
+            self._outcomes[outcome] += 1
+            self._send_out(Failed(write.write_id, reason, may_land_late=False))
+
+    def _settle(self, peer: Peer, writes: Iterable[Unsettled], *, by_probe: bool) -> None:
+        gone = list(writes)
+        peer.unsettled = [one for one in peer.unsettled if one not in gone]
+        if not peer.unsettled:
+            self._troubled.discard(peer)
+        for one in gone:
+            self._send_out(Settled(one.write_id, by_probe))
+
+    def _send_out(self, event: SenderEvent) -> None:
+        """Have the watcher post it."""
+        self._outbox.append(event)
+        self._timer.notify_all()
