@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import ClientError, WorkerError
 from ..towers.spec import ImageSpec
+from ..transport.choose import make_engine
 from ..types import Grid, Modality
 from ..wire.encode import build_encode
 from .endpoints import (
@@ -27,7 +28,6 @@ from .endpoints import (
     read_endpoints,
     ready_endpoints,
 )
-from .engines import make_engine
 from .facts import ModelFacts, facts_from_folder, facts_from_server
 from .numbers import from_float32, to_float32
 from .preprocess import Prepared, prepare_image
@@ -326,7 +326,7 @@ class EncodeClient:
             while len(ranks) < tp_size:
                 ranks.append(
                     PrefillRank(
-                        make_engine(backend, host, worker.facts.transfer_protocol),
+                        make_engine(backend, host, protocol=worker.facts.transfer_protocol),
                         host,
                         rank=len(ranks),
                         tp_size=tp_size,

@@ -1,0 +1,80 @@
+"""What a child process owes its supervisor: a heartbeat, last words, and to go when it goes.
+
+Two pipes, inherited as numbers. The *lifeline* only ever ends: its end of file means that the
+supervisor is gone, and the child exits at once. On the *heartbeat* the child writes one byte a
+second, ``s`` while it starts and ``r`` once it is ready; ``x`` announces its last words, which
+run to the end of the stream.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+
+BEAT_INTERVAL_S = 1.0
+STARTING = b"s"
+READY = b"r"
+LAST_WORDS = b"x"
+MAX_LAST_WORDS_BYTES = 2000
+"""Stays below PIPE_BUF (4096), so that one write is one piece."""
+
+
+class Child:
+    """Keeps both promises from two daemon threads; a number of -1 stands for "no such pipe"."""
+
+    def __init__(
+        self, lifeline_fd: int, heartbeat_fd: int, *, leave: Callable[[int], object] = os._exit
+    ) -> None:
+        self._lifeline_fd = lifeline_fd
+        self._heartbeat_fd = heartbeat_fd
+        self._leave = leave
+        self._lock = threading.Lock()
+        self._beat = STARTING
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """First thing of the process, before anything that can take long."""
+        if self._lifeline_fd >= 0:
+            os.set_inheritable(self._lifeline_fd, False)
+            threading.Thread(target=self._watch_lifeline, name="lifeline", daemon=True).start()
+        if self._heartbeat_fd >= 0:
+            os.set_inheritable(self._heartbeat_fd, False)
+            # A supervisor that does not read must not block us for ever in a write.
+            os.set_blocking(self._heartbeat_fd, False)
+            threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True).start()
+
+    def ready(self) -> None:
+        """From now on, silence is judged as that of a working process."""
+        self._beat = READY
+        self._write(READY)
+
+    def last_words(self, reason: str) -> None:
+        """Why this process is about to fail; goes to the termination message. Ends the heartbeat."""
+        self._stopped.set()
+        self._write(LAST_WORDS + reason.encode()[:MAX_LAST_WORDS_BYTES])
+
+    def _keep_beating(self) -> None:
+        while True:
+            self._write(self._beat)
+            if self._stopped.wait(BEAT_INTERVAL_S):
+                return
+
+    def _write(self, payload: bytes) -> None:
+        if self._heartbeat_fd < 0:
+            return
+        with self._lock:
+            if self._stopped.is_set() and not payload.startswith(LAST_WORDS):
+                return
+            try:
+                os.write(self._heartbeat_fd, payload)
+            except OSError:
+                pass  # Full: the supervisor hangs. Closed: it is gone, and the lifeline says so.
+
+    def _watch_lifeline(self) -> None:
+        while True:
+            try:
+                if os.read(self._lifeline_fd, 64):
+                    continue
+            except OSError:
+                pass
+            self._leave(1)
+            return

@@ -1,0 +1,96 @@
+"""``python -m encodepool_worker.shell FLAGS``: one rank, as the supervisor starts it."""
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+
+from ..child import Child
+from ..errors import ConfigError, WorkerError
+from ..logs import get_logger, setup_logs
+from ..settings import Settings
+
+
+def main(argv: list[str]) -> int:
+    """0 after a drain, 1 after a failure, 2 for flags that cannot work."""
+    try:
+        settings = Settings.from_argv(argv)
+    except ConfigError as error:
+        print(f"rank: {error}", file=sys.stderr)
+        return 2
+    setup_logs(settings.log_level, role="rank", rank=settings.rank)
+    child = Child(settings.lifeline_fd, settings.heartbeat_fd)
+    child.start()
+    # Nothing has been accepted yet: until the loop runs, asking to end is ending.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    _raise_file_limit()
+    try:
+        run(settings, child)
+    except (WorkerError, MemoryError) as error:
+        get_logger().error("the rank cannot go on", problem=str(error))
+        child.last_words(str(error))
+        return 1
+    return 0
+
+
+def run(settings: Settings, child: Child) -> None:
+    """Until it has drained. Raises WorkerError."""
+    # After the heartbeat has begun: these take seconds to import.
+    from ..towers.load import load_tower, pick_device
+    from .rank import Rank, engine_maker
+
+    log = get_logger()
+    make_engine = engine_maker(settings)
+    device = pick_device(settings.device)
+    log.info("loading", model=settings.model, device=str(device), load_format=settings.load_format)
+    tower = load_tower(
+        settings.model,
+        load_format=settings.load_format,
+        seed=settings.seed,
+        dtype=settings.dtype,
+        device=settings.device,
+        revision=settings.model_revision,
+    )
+    tower.warm_up()
+    log.info("the tower is warm", family=tower.spec.family, dtype=tower.spec.dtype)
+    rank = Rank(
+        settings,
+        tower,
+        make_engine,
+        pinned=device.type == "cuda",
+        crash=_crasher(child),
+        on_routed=child.ready,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: rank.loop.ask_to_end())
+    rank.loop.run()
+    if not rank.close():
+        log.warning("a batch or a write was still running at the end")
+
+
+def _crasher(child: Child) -> Callable[[str], None]:
+    """Ends the process from any thread, with the reason for the termination message."""
+
+    def crash(reason: str) -> None:
+        child.last_words(reason)
+        get_logger().error("the rank cannot go on", problem=reason)
+        os._exit(1)
+
+    return crash
+
+
+def _raise_file_limit() -> None:
+    """Every receiver costs file descriptors; the soft limit is often 1024 and the hard one high."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        get_logger().warning("the limit of open files stays as it is", problem=str(error))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    # Everything is said and sent. The interpreter's own end would free memory under a batch or a
+    # write that cannot be stopped.
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,125 @@
+"""The two sockets to the frontend: submissions in, answers and the loop's state back."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ..core import events
+from ..errors import WireError, WorkerError
+from ..logs import get_logger
+from ..types import TowerSpec
+from ..wire import intake
+from .inbox import Inbox
+from .metrics import Metrics
+from .pixels import Pixels, PixelTable
+from .threads import Crash, Listener
+
+INTAKE_SOCKET = "intake.ipc"
+BACK_SOCKET = "back.ipc"
+
+RECEIVE_BACKLOG = 64
+"""Messages that wait in the socket; the bytes behind them are bounded by the frontend's budget."""
+
+SEND_BACKLOG = 65536
+MAX_UNSENT = 2**20
+"""Answers kept for a frontend that does not read: more than it can have submitted."""
+
+CLOSE_LINGER_MS = 1000
+
+
+class IntakeSocket:
+    """Turns the frontend's messages into events. One that cannot be read is counted and dropped."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        run_dir: Path,
+        *,
+        spec: TowerSpec,
+        inbox: Inbox,
+        pixels: PixelTable,
+        metrics: Metrics,
+        crash: Crash,
+    ) -> None:
+        self._spec = spec
+        self._inbox = inbox
+        self._pixels = pixels
+        self._metrics = metrics
+        self._log = get_logger()
+        socket = context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_BACKLOG)
+        socket.bind(f"ipc://{run_dir / INTAKE_SOCKET}")
+        # Not copied: pixels stay where ZMQ put them until the tower reads them.
+        self._listener = Listener("intake", socket, self._take, crash, copy=False)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _take(self, frames: list[Any]) -> None:
+        try:
+            message, payloads = intake.decode(frames)
+            event = self._event(message, payloads)
+        except WireError as error:
+            self._metrics.add("encodepool_frames_malformed_total")
+            self._log.warning("malformed intake message dropped", problem=str(error))
+            return
+        if not self._inbox.put(event) and isinstance(event, events.Submitted):
+            self._pixels.drop(event.pixels)
+
+    def _event(self, message: intake.Message, payloads: list[memoryview]) -> events.Event:
+        if isinstance(message, intake.Submit):
+            item = message.item(self._spec)
+            # Side tensors are part of the item's key; the towers need nothing beyond the grids.
+            pixels = Pixels(payloads[0], message.pixel_dtype, message.pixel_shape, message.grid_types())
+            return events.Submitted(message.seq, item, self._pixels.add(pixels), message.pixel_bytes)
+        if isinstance(message, intake.Refuse):
+            return events.Refused(message.room, message.reason)
+        if isinstance(message, intake.Abort):
+            return events.Aborted(message.room, message.reason)
+        if isinstance(message, intake.Drain):
+            return events.DrainStarted(message.deadline_s)
+        raise WireError("message", type(message).__name__, "one for rank 0")
+
+
+class BackChannel:
+    """Messages to the frontend, sent by the owner thread alone, which never waits for it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path) -> None:
+        self._unsent: deque[intake.Message] = deque()
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_BACKLOG)
+        self._socket.bind(f"ipc://{run_dir / BACK_SOCKET}")
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, message: intake.Message) -> None:
+        """Kept in order while the frontend is behind; a state is only sent fresh.
+
+        Raises WorkerError when the frontend has not read for so long that nothing else makes sense.
+        """
+        if not self._unsent and self._sent(message):
+            return
+        if isinstance(message, intake.State):
+            return
+        if len(self._unsent) >= MAX_UNSENT:
+            raise WorkerError(f"the frontend has left {MAX_UNSENT} answers unread")
+        self._unsent.append(message)
+
+    def flush(self) -> None:
+        """Try again what is kept."""
+        while self._unsent and self._sent(self._unsent[0]):
+            self._unsent.popleft()
+
+    def close(self) -> None:
+        self._socket.close(linger=CLOSE_LINGER_MS)
+
+    def _sent(self, message: intake.Message) -> bool:
+        try:
+            self._socket.send_multipart(intake.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True

@@ -1,0 +1,186 @@
+"""The encode loop: the one thread that runs the pipeline.
+
+A turn takes what has arrived, lets the pipeline decide once, and hands its instructions out; none
+of that waits. Between turns it sleeps until something arrives, the pipeline's next deadline, or a
+second has passed. After a turn it reports its state to the frontend: a loop that no longer turns
+is noticed by the report that does not come.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from ..core.events import DrainStarted, Event, Tick
+from ..core.instructions import (
+    Admit,
+    Conclude,
+    Drained,
+    DropPixels,
+    Instruction,
+    Outcome,
+    Refuse,
+    RetireEngine,
+    ReturnCredit,
+    RunBatch,
+    SendStatus,
+    Write,
+)
+from ..core.pipeline import Pipeline
+from ..logs import get_logger
+from ..transport.sender import Sender
+from ..wire import intake
+from .inbox import Inbox
+from .intake_socket import BackChannel
+from .metrics import TIER, Metrics, pipeline_samples
+from .pixels import PixelTable
+from .status_sender import StatusSender
+from .tower_runner import TowerRunner
+
+MAX_SLEEP_S = 1.0
+RETRY_UNSENT_S = 0.05
+REPORT_EVERY_S = 0.1
+"""At most ten reports a second: a busy loop has hundreds of turns."""
+
+METRICS_EVERY_S = 1.0
+DRAIN_UNASKED_S = 5.0
+"""After SIGTERM the frontend says when to drain; if it does not, the loop starts by itself."""
+
+
+class Loop:
+    """Owns the pipeline, and everything only the owner thread may touch. ``run`` is used once."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        inbox: Inbox,
+        *,
+        back: BackChannel,
+        tower: TowerRunner,
+        sender: Sender,
+        statuses: StatusSender,
+        pixels: PixelTable,
+        metrics: Metrics,
+        drain_s: float,
+        more_samples: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        self._pipeline = pipeline
+        self._inbox = inbox
+        self._back = back
+        self._tower = tower
+        self._sender = sender
+        self._statuses = statuses
+        self._pixels = pixels
+        self._metrics = metrics
+        self._drain_s = drain_s
+        self._more_samples = more_samples
+        self._drained = False
+        self._draining = False
+        self._routed = False
+        self._asked_to_end_s = math.inf
+        self._reported_s = -math.inf
+        self._reported_routed = False
+        self._measured_s = -math.inf
+        self._samples: dict[str, float] = {}
+        self._log = get_logger()
+
+    def routed(self) -> None:
+        """The bootstrap server lists this rank. From any thread; a report says so at once."""
+        self._routed = True
+        self._inbox.answer(Tick())
+
+    def ask_to_end(self) -> None:
+        """SIGTERM came. From any thread or a signal handler; noticed within a second."""
+        self._asked_to_end_s = min(self._asked_to_end_s, time.monotonic())
+
+    def run(self) -> None:
+        """Until everything accepted has been drained. Raises WorkerError where the loop cannot go on."""
+        while not self._drained:
+            self._turn(self._inbox.take(self._sleep_s()))
+
+    def _sleep_s(self) -> float:
+        now_s = time.monotonic()
+        wake_s = now_s + MAX_SLEEP_S
+        deadline_s = self._pipeline.next_deadline_s()
+        if deadline_s is not None:
+            wake_s = min(wake_s, deadline_s)
+        if self._back.has_unsent:
+            wake_s = min(wake_s, now_s + RETRY_UNSENT_S)
+        return max(0.0, wake_s - now_s)
+
+    def _turn(self, events: Sequence[Event]) -> None:
+        now_s = time.monotonic()
+        if any(isinstance(event, DrainStarted) for event in events):
+            self._draining = True
+        if not self._draining and now_s >= self._asked_to_end_s + DRAIN_UNASKED_S:
+            self._log.warning("nobody asked for the drain; starting it")
+            self._draining = True
+            events = [*events, DrainStarted(now_s + self._drain_s)]
+        for instruction in self._pipeline.handle_all(events or (Tick(),), now_s):
+            self._carry_out(instruction)
+        self._back.flush()
+        self._report(time.monotonic())
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Write():
+                self._sender.submit(instruction.write, instruction.receiver.session, instruction.slices)
+            case RunBatch():
+                self._tower.submit(instruction)
+            case SendStatus():
+                self._statuses.send(instruction.receiver.endpoint, instruction.room, instruction.status)
+            case Admit():
+                self._back.send(intake.Admitted(seq=instruction.seq))
+            case Refuse():
+                self._back.send(
+                    intake.Refused(seq=instruction.seq, field=instruction.field, reason=instruction.reason)
+                )
+            case ReturnCredit():
+                self._back.send(
+                    intake.Credit(
+                        seq=instruction.seq, cost=instruction.cost, pixel_bytes=instruction.pixel_bytes
+                    )
+                )
+            case DropPixels():
+                self._pixels.drop(instruction.pixels)
+            case RetireEngine():
+                self._sender.retire(instruction.write)
+            case Conclude():
+                self._conclude(instruction)
+            case Drained():
+                self._log.info("drained")
+                self._back.send(intake.Drained())
+                self._drained = True
+
+    def _conclude(self, conclude: Conclude) -> None:
+        self._metrics.add("encodepool_rooms_total", outcome=conclude.outcome.value)
+        if conclude.hit:
+            self._metrics.add("encodepool_hit_bytes_total", conclude.nbytes, tier=TIER)
+        if conclude.outcome is Outcome.FAILED:
+            self._log.warning("room failed", room=conclude.room, reason=conclude.reason)
+
+    def _report(self, now_s: float) -> None:
+        is_news = self._drained or self._routed != self._reported_routed
+        if now_s < self._reported_s + REPORT_EVERY_S and not is_news:
+            return
+        self._reported_s, self._reported_routed = now_s, self._routed
+        snapshot = self._pipeline.snapshot()
+        if now_s >= self._measured_s + METRICS_EVERY_S or self._drained:
+            self._measured_s = now_s
+            self._samples = (
+                pipeline_samples(snapshot, now_s) | self._metrics.snapshot() | self._more_samples()
+            )
+        since_s = snapshot.batch_since_s
+        self._back.send(
+            intake.State(
+                turn_s=now_s,
+                routed=self._routed,
+                ready=True,
+                draining=self._draining,
+                queue_items=snapshot.queue_items,
+                queue_cost=snapshot.queue_cost,
+                batch_age_s=None if since_s is None else max(0.0, now_s - since_s),
+                batch_expected_s=None if since_s is None else self._tower.expected_s,
+                tokens_per_s=self._tower.tokens_per_s,
+                counters=self._samples,
+            )
+        )

@@ -1,0 +1,167 @@
+"""Runs the tower: one batch at a time, in a thread of its own, always with exactly one answer."""
+
+import queue
+import time
+from collections.abc import Callable
+
+import torch
+
+from ..core.events import BatchEncoded, BatchFailed
+from ..core.instructions import Job, RunBatch
+from ..errors import TowerError, WorkerError
+from ..logs import get_logger
+from ..towers.base import TowerItem, VisionTower, finite_rows, item_tokens
+from .metrics import Metrics
+from .pixels import PixelTable
+from .store_memory import StoreMemory
+from .threads import Crash, start_thread
+
+PACE_WEIGHT = 0.2
+"""Weight of the newest batch in the moving average of seconds per token."""
+
+
+class TowerRunner:
+    """Pixels -> tower -> rows in their entries. ``answer`` gets one event for each batch.
+
+    One bad item fails alone where that can be told: wrong pixels before the tower, rows that are
+    not finite after it. Whatever else the tower raises fails the batch, and the pipeline tries its
+    items one by one. A device that is lost ends the process (``crash``).
+    """
+
+    def __init__(
+        self,
+        tower: VisionTower,
+        pixels: PixelTable,
+        memory: StoreMemory,
+        answer: Callable[[BatchEncoded | BatchFailed], None],
+        metrics: Metrics,
+        crash: Crash,
+    ) -> None:
+        self._tower = tower
+        self._pixels = pixels
+        self._memory = memory
+        self._answer = answer
+        self._metrics = metrics
+        self._crash = crash
+        self._seconds_per_token: float | None = None
+        self._expected_s: float | None = None
+        self._orders: queue.Queue[RunBatch | None] = queue.Queue(2)
+        self._thread = start_thread("tower", self._run, crash)
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long the running batch should take; None while nothing has been measured."""
+        return self._expected_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The tower's measured rate; None while nothing has been measured."""
+        pace = self._seconds_per_token
+        return None if not pace else 1 / pace
+
+    def submit(self, order: RunBatch) -> None:
+        """Never waits: there is one batch at a time. Raises queue.Full otherwise, which is a bug."""
+        pace = self._seconds_per_token
+        self._expected_s = None if pace is None else pace * _cost(order)
+        self._orders.put_nowait(order)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Wait for the batch under way; False if it is still running (a tower cannot be interrupted)."""
+        self._orders.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            started_s = time.monotonic()
+            answer = self._encode(order)
+            seconds = time.monotonic() - started_s
+            self._count(order, answer, seconds)
+            self._answer(answer)
+
+    def _encode(self, order: RunBatch) -> BatchEncoded | BatchFailed:
+        try:
+            with torch.inference_mode():
+                return BatchEncoded(order.batch, self._fill(order))
+        except WorkerError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 (handed on)
+            get_logger().exception("a batch failed", batch=order.batch)
+            reason = f"the tower failed: {error!r}"
+        self._check_device(reason)
+        return BatchFailed(order.batch, reason)
+
+    def _fill(self, order: RunBatch) -> dict[int, str]:
+        """Run the batch and fill its entries; returns {entry: why it was not filled}."""
+        failures: dict[int, str] = {}
+        jobs: list[Job] = []
+        items: list[TowerItem] = []
+        for job in order.jobs:
+            try:
+                items.append(self._item(job))
+                jobs.append(job)
+            except WorkerError as error:
+                failures[job.entry] = str(error)
+        if not jobs:
+            return failures
+        rows = self._tower.encode(items)
+        counts = [job.item.layout.n_tokens for job in jobs]
+        if tuple(rows.shape) != (sum(counts), self._tower.row_width):
+            raise TowerError(
+                f"the tower returned {tuple(rows.shape)}, wanted {(sum(counts), self._tower.row_width)}"
+            )
+        hidden = self._tower.spec.hidden
+        start = 0
+        for job, finite in zip(jobs, finite_rows(rows, counts), strict=True):
+            part = rows[start : start + job.item.layout.n_tokens]
+            start += job.item.layout.n_tokens
+            if not finite:
+                failures[job.entry] = "the tower's rows are not finite"
+                continue
+            halves = (part[:, :hidden], part[:, hidden:]) if job.item.layout.levels else (part,)
+            self._memory.put(job.extents, halves)
+        if rows.is_cuda:
+            # The copies into pinned memory are under way; a write must not overtake them.
+            torch.cuda.synchronize(rows.device)
+        return failures
+
+    def _item(self, job: Job) -> TowerItem:
+        """Raises WorkerError for what is wrong with this item alone."""
+        try:
+            pixels = self._pixels.get(job.pixels)
+        except KeyError:
+            raise TowerError(f"the pixels of room {job.item.room} are gone") from None
+        spec, layout = self._tower.spec, job.item.layout
+        if (layout.hidden, layout.levels, layout.dtype) != (spec.hidden, spec.levels, spec.dtype):
+            raise TowerError(
+                f"rows as {layout} were promised, the tower makes {spec.layout(layout.n_tokens)}"
+            )
+        item = TowerItem(pixels.tensor(), pixels.grids)
+        n_tokens = item_tokens(spec, item)
+        if n_tokens != layout.n_tokens:
+            raise TowerError(f"{layout.n_tokens} rows were promised, the grids make {n_tokens}")
+        return item
+
+    def _check_device(self, reason: str) -> None:
+        """After some CUDA errors every later call fails: then only a new process helps."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            self._crash(f"the device is lost: {error}; it began with: {reason}")
+
+    def _count(self, order: RunBatch, answer: BatchEncoded | BatchFailed, seconds: float) -> None:
+        if isinstance(answer, BatchEncoded):
+            pace = seconds / _cost(order)
+            known = self._seconds_per_token
+            self._seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)
+        self._metrics.add("encodepool_tower_seconds_total", seconds)
+        self._metrics.add("encodepool_batches_total")
+        self._metrics.add("encodepool_batch_items_total", len(order.jobs))
+        self._metrics.add("encodepool_batch_tokens_total", _cost(order))
+
+
+def _cost(order: RunBatch) -> int:
+    return sum(job.item.cost for job in order.jobs)
