@@ -4,10 +4,10 @@ PY := .venv/bin/python
 LOCK = .venv/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --python-version 3.11 pyproject.toml
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-fast check format lock bench clean setup-run setup-dev
+.PHONY: help demo test test-fast check format generate lock clean cluster-programs cluster-up cluster-down test-cluster setup-run setup-dev
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup-run:
 	@scripts/setup.sh run
@@ -28,15 +28,32 @@ check: setup-dev ## format, lint, types, import rules, generated files
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
-	@$(PY) -m pytest -q -p no:cacheprovider tests/test_import_rules.py tests/test_no_pickle.py tests/test_generated.py
+	@$(PY) -m mypy -p tests.cluster.kit
+	@$(PY) -m pytest -q -p no:cacheprovider tests/test_import_rules.py tests/test_no_pickle.py
+	@scripts/generate.sh --check
 
 format: setup-dev ## rewrite the sources as `make check` wants them
 	@$(PY) -m ruff format .
 	@$(PY) -m ruff check --fix .
 
+generate: setup-dev ## the pages and manifests made from tables in the code
+	@scripts/generate.sh
+
 lock: setup-dev ## resolve pyproject.toml into requirements/ again
 	@$(LOCK) -c requirements/constraints.txt --extra operator --extra worker -o requirements/run.txt
 	@$(LOCK) -c requirements/run.txt --extra dev -o requirements/dev.txt
+
+cluster-programs: setup-dev ## build the programs of a test cluster that are missing (once, about 12 minutes)
+	@$(PY) -m tests.cluster.kit build
+
+cluster-up: setup-dev ## a real Kubernetes cluster with two nodes on this machine; it stays until cluster-down
+	@$(PY) -m tests.cluster.kit up
+
+cluster-down: setup-dev ## remove it without a trace
+	@$(PY) -m tests.cluster.kit down
+
+test-cluster: cluster-programs ## the tests on a real cluster; those with nodes need root
+	@$(PY) -m pytest tests/cluster
 
 clean: ## remove what the targets made
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

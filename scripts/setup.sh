@@ -47,6 +47,8 @@ if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
 fi
 if ! .venv/bin/uv --version 2>/dev/null | grep -q " ${uv_pin#uv==}"; then
+    # An environment made by another tool may lack pip.
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$uv_pin"
 fi
 export UV_LINK_MODE=${UV_LINK_MODE:-hardlink} VIRTUAL_ENV=$PWD/.venv

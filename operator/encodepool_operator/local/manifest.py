@@ -1,0 +1,123 @@
+"""A manifest for this machine: read, checked, and fitted to what one machine can mean by it.
+
+The same file serves a cluster. What only a cluster can do (images, placement, Secrets ...) is
+named in ``Manifest.notes`` and has no effect; what cannot work here is refused with its field path.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from encodepool_operator.api.parse import InvalidPool, parse_pool
+from encodepool_operator.api.types import EncodePool, Spec
+
+from .errors import ManifestError
+
+CLUSTER_ONLY = (
+    "image",
+    "imagePullPolicy",
+    "imagePullSecrets",
+    "serviceAccountName",
+    "placement",
+    "resources",
+    "sharedMemory",
+    "rdma",
+    "podTemplate",
+)
+"""Keys of ``spec`` without effect on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checked manifest. ``text`` is what the state directory keeps: paths in it are absolute."""
+
+    pool: EncodePool
+    text: str
+    notes: tuple[str, ...]
+
+
+def load(path: Path) -> Manifest:
+    """Read a user's manifest; a relative ``model.path`` is taken from the manifest's folder.
+
+    Raises ManifestError with every problem and its field path.
+    """
+    document = _read(path)
+    match document:
+        case {"spec": {"model": {"path": str(given)}}} if given:
+            document["spec"]["model"]["path"] = str(path.absolute().parent / Path(given).expanduser())
+    manifest = _checked(document, str(path))
+    folder = manifest.pool.spec.model.path
+    if folder and not Path(folder).is_dir():
+        raise ManifestError(f"{path}: spec.model.path: there is no folder {folder} on this machine")
+    return manifest
+
+
+def load_kept(path: Path) -> Manifest:
+    """Read the copy in a state directory. Raises ManifestError."""
+    return _checked(_read(path), str(path))
+
+
+def load_document(path: Path) -> dict[str, Any]:
+    """The one document of a file, not checked any further. Raises ManifestError."""
+    return _read(path)
+
+
+def needed_devices(spec: Spec) -> int:
+    """Accelerators of one group."""
+    return spec.accelerator.per_rank * spec.tensor_parallel_size
+
+
+def check_devices(spec: Spec, devices: Sequence[str]) -> None:
+    """Raises ManifestError where this machine can never hold all groups at once."""
+    needed = needed_devices(spec) * spec.replicas
+    if needed > len(devices):
+        raise ManifestError(
+            f"spec.accelerator.perRank: {spec.replicas} groups need {needed} GPUs, this machine shows "
+            f"{len(devices)}; lower spec.replicas, or set perRank to 0 to run on the CPU"
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ManifestError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path} is not UTF-8 text") from error
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise ManifestError(f"{path} must hold one EncodePool and nothing else")
+    return documents[0]
+
+
+def _checked(document: dict[str, Any], source: str) -> Manifest:
+    try:
+        pool = parse_pool(document)
+    except InvalidPool as error:
+        problems = [f"{source}: {problem}" for problem in error.problems]
+        raise ManifestError(problems[0], tuple(problems[1:])) from error
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return Manifest(_on_one_machine(pool), text, tuple(_notes(document["spec"], pool.spec)))
+
+
+def _on_one_machine(pool: EncodePool) -> EncodePool:
+    """All ranks of a group under one supervisor, whatever ``ranksPerPod`` is on a cluster."""
+    return replace(pool, spec=replace(pool.spec, ranks_per_pod=pool.spec.tensor_parallel_size))
+
+
+def _notes(given: Mapping[str, Any], spec: Spec) -> list[str]:
+    ignored = [f"spec.{key}" for key in CLUSTER_ONLY if given.get(key)]
+    notes = []
+    if ignored:
+        notes.append(f"without effect on one machine: {', '.join(ignored)}")
+    if spec.env_from or any("value" not in variable for variable in spec.env):
+        notes.append("variables from Secrets and ConfigMaps are not read: set them before `up`")
+    if spec.model.token_secret_ref is not None:
+        notes.append("spec.model.tokenSecretRef is not read: set HF_TOKEN before `up`")
+    return notes

@@ -1,0 +1,156 @@
+"""Fixtures shared by all tests: waiting, programs that are reaped by handle, real peers, a model."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.peers.tokenspeed.remote import ROOT, Remote, missing_packages, without_proxies
+
+POLL_S = 0.01
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[..., Any]:
+    """``wait_for(condition, timeout_s, what)``: the first true value of ``condition``, or a failure."""
+
+    def wait(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"{what} did not come true within {timeout_s} s")
+            time.sleep(POLL_S)
+        return value
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A port of 127.0.0.1 that was free just now and that this run has not handed out before."""
+    given: set[int] = set()
+
+    def take() -> int:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port: int = probe.getsockname()[1]
+            if port not in given:
+                given.add(port)
+                return port
+
+    return take
+
+
+@pytest.fixture(scope="session")
+def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """``spawn(argv, log)``: a program writing to ``log``; whatever still runs at the end is killed.
+
+    Each program leads its own process group, so that its children go with it.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        argv: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [str(part) for part in argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=ROOT,
+                # Two cores: more threads per program only make them wait for each other.
+                env=without_proxies(os.environ) | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        try:
+            # Its group id is its pid, which is not reused before it has been waited for.
+            if process.returncode is None:
+                os.killpg(process.pid, 9)
+        except ProcessLookupError:
+            pass
+        process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def program() -> Callable[[str], Path]:
+    """``program(name)``: an installed command, beside the running Python or on PATH."""
+
+    def find(name: str) -> Path:
+        beside = Path(sys.executable).parent / name
+        found = beside if beside.exists() else shutil.which(name)
+        if not found:
+            pytest.fail(f"{name} is not installed; install this project with its dev extra")
+        return Path(found)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, program: Callable[[str], Path]) -> Path:
+    """A complete small Qwen3-VL checkpoint (float32, hidden 256, 3 deepstack levels)."""
+    folder = tmp_path_factory.mktemp("model") / "tiny-qwen3-vl"
+    made = subprocess.run(
+        [program("encodepool-worker"), "make-tiny-model", folder],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.fail(f"make-tiny-model: {made.stderr}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def peers_installed() -> None:
+    """Skip, or fail in CI, when TokenSpeed is not installed."""
+    missing = missing_packages()
+    if not missing:
+        return
+    message = f"real peers missing: {', '.join(missing)} (pip install --no-deps -r requirements/peers.txt)"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def tokenspeed(
+    peers_installed: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Remote]]:
+    """``tokenspeed("prefill" | "encode", **params)``: a real endpoint, importing in the background."""
+    folder = tmp_path_factory.mktemp("tokenspeed")
+    started: list[Remote] = []
+
+    def start(kind: str, **params: object) -> Remote:
+        remote = Remote(kind, folder / f"{kind}.{len(started)}.log", **params)
+        started.append(remote)
+        return remote
+
+    yield start
+    for remote in started:
+        remote.close()
+
+
+@pytest.fixture(scope="session")
+def shared_prefill(tokenspeed: Callable[..., Remote]) -> Remote:
+    """One process of real receivers for the whole run: groups of any size, healthy ones only."""
+    return tokenspeed("prefill")
+
+
+@pytest.fixture(scope="session")
+def shared_encode(tokenspeed: Callable[..., Remote]) -> Remote:
+    """One process of real senders for the whole run."""
+    return tokenspeed("encode")

@@ -1,0 +1,139 @@
+"""Fixtures of the end-to-end tests: real workers, and the tower called directly."""
+
+import hashlib
+import itertools
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.gateway import Picture
+from tests.e2e.running import RunningWorker
+from tests.peers.tokenspeed.remote import Remote
+
+HIDDEN = 256
+LEVELS = 3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the tower returns for one image, as the bytes a receiver should hold."""
+
+    main: bytes
+    deepstack: bytes
+
+    @property
+    def digest(self) -> dict[str, str]:
+        return {
+            "main": hashlib.sha256(self.main).hexdigest(),
+            "deepstack": hashlib.sha256(self.deepstack).hexdigest(),
+        }
+
+
+@pytest.fixture(scope="session")
+def new_room() -> Callable[[], int]:
+    """Rooms as the gateway draws them: 63 random bits, none twice."""
+    draw = random.SystemRandom()
+    return lambda: draw.randrange(2**63 - 1)
+
+
+@pytest.fixture(scope="session")
+def new_picture() -> Callable[..., Picture]:
+    """``new_picture(h, w)``: an image that no worker has seen yet."""
+    seeds = itertools.count(1)
+    return lambda h=8, w=8, **rest: Picture(h, w, next(seeds), **rest)
+
+
+@pytest.fixture(scope="session")
+def direct(tiny_model: Path) -> Callable[[Picture], Rows]:
+    """The tower called directly in this process: what every receiver must get, byte for byte."""
+    import torch
+
+    from encodepool_worker.towers.base import TowerItem
+    from encodepool_worker.towers.load import load_tower
+    from encodepool_worker.types import Grid
+
+    torch.set_num_threads(1)
+    tower = load_tower(tiny_model, device="cpu")
+
+    def rows(picture: Picture) -> Rows:
+        pixels = torch.from_numpy(picture.float32)
+        out = tower.encode([TowerItem(pixels, (Grid(1, picture.h, picture.w),))])
+        main, deepstack = out[:, :HIDDEN].contiguous(), out[:, HIDDEN:].contiguous()
+        return Rows(main.numpy().tobytes(), deepstack.numpy().tobytes())
+
+    return rows
+
+
+@pytest.fixture(scope="session")
+def start_worker(
+    spawn: Callable[..., subprocess.Popen[bytes]],
+    program: Callable[[str], Path],
+    tiny_model: Path,
+    free_port: Callable[[], int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., RunningWorker]:
+    """``start_worker(drain_seconds=5, ...)``: a worker with these settings, not yet ready."""
+    folder = tmp_path_factory.mktemp("workers")
+    numbers = itertools.count()
+
+    def start(**settings: Any) -> RunningWorker:
+        flags = {name.replace("_", "-"): value for name, value in settings.items()}
+        log = folder / f"worker.{next(numbers)}.log"
+        return RunningWorker(spawn, program("encodepool-worker"), tiny_model, log, free_port, flags)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def worker(
+    request: pytest.FixtureRequest, start_worker: Callable[..., RunningWorker], shared_prefill: Remote
+) -> Iterator[RunningWorker]:
+    """The module's worker, with the settings in its ``WORKER``; it must end well."""
+    running = start_worker(**getattr(request.module, "WORKER", {}))
+    yield running.ready()
+    assert running.stop(60) == 0, running.log_tail()
+
+
+class Receivers:
+    """TokenSpeed's real receivers, asking the module's worker for the tiny model's rows."""
+
+    def __init__(self, remote: Remote, address: str) -> None:
+        self.remote = remote
+        self.address = address
+
+    def ask(self, room: int, picture: Picture, **rest: Any) -> float:
+        """When the frame left (monotonic)."""
+        layout = {"tokens": picture.tokens, "hidden": HIDDEN, "levels": LEVELS, "dtype": "torch.float32"}
+        asked = self.remote.call("ask", address=self.address, room=room, **(layout | rest))
+        assert asked["refused"] is None, asked
+        return float(asked["asked_at"])
+
+    def verdict(self, room: int, timeout_s: float = 20.0, **rest: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self.remote.call("verdict", room=room, timeout_s=timeout_s, **rest)
+        return answer
+
+    def digest(self, room: int, **rest: Any) -> dict[str, str]:
+        answer: dict[str, str] = self.remote.call("digest", room=room, **rest)
+        return answer
+
+    def untouched(self, room: int, **rest: Any) -> bool:
+        return bool(self.remote.call("untouched", room=room, **rest))
+
+    def forget(self, room: int, **rest: Any) -> None:
+        self.remote.call("forget", room=room, **rest)
+
+
+@pytest.fixture
+def receivers(worker: RunningWorker, shared_prefill: Remote) -> Receivers:
+    return Receivers(shared_prefill, worker.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def clock() -> Callable[[], float]:
+    """Monotonic seconds: the same clock in every process of this machine."""
+    return time.monotonic

@@ -1,0 +1,251 @@
+"""``encodepool local`` with real workers: what is published serves, and survives a lost group."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import psutil
+import pytest
+import yaml
+from smg_grpc_proto.generated import tokenspeed_encoder_pb2_grpc
+from tests.e2e.conftest import Receivers
+from tests.e2e.gateway import SHM, image_request
+from tests.e2e.running import CHANNEL_OPTIONS
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+UNLISTED_S = 10
+"""From a failure to a list without the group; the contract's bound."""
+
+
+@dataclass
+class LocalPool:
+    """A pool on this machine, driven by the command alone."""
+
+    command: Path
+    manifest: Path
+    state_dir: Path
+
+    def run(self, *args, timeout_s=200):
+        return subprocess.run(
+            [self.command, "local", *args, "--state-dir", self.state_dir],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def up(self):
+        done = self.run("up", "-f", self.manifest)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self
+
+    def down(self):
+        done = self.run("down")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def endpoints(self):
+        """{group: entry} of endpoints.json, every group whatever its state."""
+        document = json.loads((self.state_dir / "endpoints" / "endpoints.json").read_text())
+        return {entry["group"]: entry for entry in document["endpoints"]}
+
+    def listed(self):
+        """{url: entry} of the gateway's manifest: routable groups only."""
+        document = json.loads((self.state_dir / "endpoints" / "workers.json").read_text())
+        assert document["version"] == 1
+        return {entry["url"]: entry for entry in document["workers"]}
+
+    def processes(self):
+        return json.loads((self.state_dir / "processes.json").read_text())
+
+    def addresses(self):
+        """Every (host, port) that a group of this pool has been given, as far as it is published."""
+        return {
+            (entry["host"], entry[port])
+            for entry in self.endpoints().values()
+            for port in ("grpcPort", "bootstrapPort")
+        }
+
+
+@pytest.fixture(scope="module")
+def new_pool(program, tiny_model, tmp_path_factory):
+    """``new_pool(name, replicas)``: a pool that is taken down, whatever happens."""
+    pools = []
+
+    def make(name, replicas):
+        folder = tmp_path_factory.mktemp(name)
+        manifest = folder / "pool.yaml"
+        manifest.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "encodepool.dev/v1alpha1",
+                    "kind": "EncodePool",
+                    "metadata": {"name": name},
+                    "spec": {
+                        "replicas": replicas,
+                        "model": {"path": str(tiny_model)},
+                        "accelerator": {"perRank": 0},
+                        "store": {"deviceMiB": 128},
+                        "transfer": {"backend": "mooncake", "protocol": "tcp"},
+                    },
+                }
+            )
+        )
+        pools.append(LocalPool(program("encodepool"), manifest, folder / "state"))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.run("down")
+
+
+@pytest.fixture(scope="module")
+def pool(new_pool, shared_prefill):
+    return new_pool("vision", replicas=2).up()
+
+
+@pytest.fixture
+def send(shared_prefill, new_room, new_picture, direct):
+    """``send(entry)``: one image through a listed worker; seconds from the frame to its arrival."""
+    channels = {}
+
+    def one(entry):
+        address = urlsplit(entry["url"])
+        channel = channels.setdefault(
+            entry["url"], grpc.insecure_channel(address.netloc, options=CHANNEL_OPTIONS)
+        )
+        receivers = Receivers(shared_prefill, f"{address.hostname}:{entry['bootstrap_port']}")
+        room, picture = new_room(), new_picture()
+        encoder = tokenspeed_encoder_pb2_grpc.TokenSpeedEncoderStub(channel)
+        assert encoder.Encode(image_request(room, picture), timeout=20).accepted
+        asked_at = receivers.ask(room, picture)
+        verdict = receivers.verdict(room)
+        assert verdict["status"] == "Success", verdict
+        assert receivers.digest(room) == direct(picture).digest
+        receivers.forget(room)
+        return verdict["at"] - asked_at
+
+    yield one
+    for channel in channels.values():
+        channel.close()
+
+
+def test_every_listed_worker_serves(pool, send, tiny_model):
+    listed = pool.listed()
+    assert len(listed) == 2
+    for entry in listed.values():
+        assert entry["worker_type"] == "encode"
+        assert entry["model_id"] == tiny_model.name
+        send(entry)
+    assert {entry["url"] for entry in pool.endpoints().values() if entry["ready"]} == set(listed)
+
+
+def test_every_process_is_known_and_names_the_state_directory(pool):
+    processes = pool.processes()
+    roles = sorted((entry["group"], entry["role"]) for entry in processes)
+    assert roles == [(g, role) for g in (0, 1) for role in ("frontend", "rank", "supervisor")]
+    for entry in processes:
+        assert str(pool.state_dir) in " ".join(psutil.Process(entry["pid"]).cmdline())
+
+
+def test_a_lost_group_leaves_the_list_and_returns_under_another_address(
+    pool, send, wait_for, clock, record_property
+):
+    """Requests to the other group notice nothing, from the loss to the return."""
+    before = pool.endpoints()
+    victim, survivor = before[0], before[1]
+    survivor_entry = pool.listed()[survivor["url"]]
+    calm_s = max(send(survivor_entry) for _ in range(3))
+    [pid] = [p["pid"] for p in pool.processes() if p["group"] == 0 and p["role"] == "supervisor"]
+    members = [psutil.Process(p["pid"]) for p in pool.processes() if p["group"] == 0]
+    psutil.Process(pid).kill()
+    lost_at = clock()
+
+    wait_for(lambda: victim["url"] not in pool.listed(), UNLISTED_S, "the lost group to be unlisted")
+    unlisted_s = clock() - lost_at
+    print(f"unlisted after {unlisted_s:.2f} s")
+    record_property("unlisted_after_s", round(unlisted_s, 2))
+    assert unlisted_s < 3, "a death is seen at once: no probe has to fail first"
+    _, alive = psutil.wait_procs(members, timeout=5)
+    assert alive == [], "the group dies as a whole"
+
+    delays = []
+    while len(pool.listed()) < 2:
+        assert survivor["url"] in pool.listed()
+        delays.append(send(survivor_entry))
+        assert clock() - lost_at < 90, "the group did not come back"
+    print(
+        f"back after {clock() - lost_at:.1f} s; {len(delays)} rooms to the other group meanwhile, "
+        f"slowest {max(delays):.3f} s (before: {calm_s:.3f} s)"
+    )
+
+    after = pool.endpoints()[0]
+    assert after["ready"]
+    assert after["incarnation"] > victim["incarnation"]
+    assert after["url"] != victim["url"]
+    assert after["bootstrapPort"] != victim["bootstrapPort"]
+    assert pool.endpoints()[1] == survivor
+    send(pool.listed()[after["url"]])
+
+
+@pytest.mark.parametrize("role", ["rank", "frontend"])
+def test_a_frozen_process_is_unlisted_in_time(role, pool, wait_for, clock, record_property):
+    victim = pool.endpoints()[0]
+    [pid] = [p["pid"] for p in pool.processes() if p["group"] == 0 and p["role"] == role]
+    psutil.Process(pid).suspend()
+    frozen_at = clock()
+    wait_for(lambda: victim["url"] not in pool.listed(), UNLISTED_S, "the frozen group to be unlisted")
+    print(f"frozen {role} unlisted after {clock() - frozen_at:.1f} s")
+    record_property("unlisted_after_s", round(clock() - frozen_at, 1))
+
+    # It must not come back by itself: what comes back is a new start.
+    wait_for(lambda: pool.endpoints()[0]["ready"], 90, "the group to return")
+    assert pool.endpoints()[0]["incarnation"] > victim["incarnation"]
+    assert not psutil.pid_exists(pid)
+
+
+def test_two_pools_of_one_user_share_no_address(pool, new_pool, send):
+    with_one = new_pool("second", replicas=1).up()
+    assert not with_one.addresses() & pool.addresses()
+    for entry in with_one.listed().values():
+        send(entry)
+    with_one.down()
+
+
+def test_up_again_with_more_replicas_keeps_those_that_run(pool, send):
+    before = pool.endpoints()
+    document = yaml.safe_load(pool.manifest.read_text())
+    document["spec"]["replicas"] = 3
+    pool.manifest.write_text(yaml.safe_dump(document))
+    pool.up()
+
+    after = pool.endpoints()
+    assert {group: after[group] for group in before} == before
+    assert after[2]["ready"]
+    send(pool.listed()[after[2]["url"]])
+
+
+def runs(process):
+    """Not gone, and not waiting for a parent that reaps it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_down_leaves_nothing_behind(pool):
+    processes = [psutil.Process(entry["pid"]) for entry in pool.processes()]
+    ours = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(pool.state_dir) in (process.info["cmdline"] or [])
+    ]
+    pool.down()
+
+    assert [process for process in processes + ours if runs(process)] == []
+    assert pool.listed() == {}
+    assert not [path for path in Path(SHM).iterdir() if path.name.startswith("encodepool")]
+    assert pool.run("status").returncode in (0, 1)

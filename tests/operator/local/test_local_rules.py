@@ -1,0 +1,216 @@
+"""What a manifest becomes on one machine: flags, variables, devices, notes and refusals."""
+
+import os
+
+import pytest
+import yaml
+
+from encodepool_operator.core.endpoints import documents
+from encodepool_operator.core.record import PortBlock
+from encodepool_operator.local.command import visible_devices, worker_environment, worker_flags
+from encodepool_operator.local.errors import LocalError, ManifestError
+from encodepool_operator.local.manifest import check_devices, load, load_kept
+from encodepool_operator.local.publish import empty_documents, read_documents, write_documents
+from encodepool_operator.local.statedir import StateDir, StateDirBusy, write_atomic
+
+PORTS = PortBlock(20000, 20001, 20002, 20003)
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """``manifest(key=value, ...)``: a loaded manifest with these keys of ``spec``."""
+
+    def make(**spec):
+        (tmp_path / "models" / "tiny").mkdir(parents=True, exist_ok=True)
+        path = tmp_path / "pool.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "encodepool.dev/v1alpha1",
+                    "kind": "EncodePool",
+                    "metadata": {"name": "pool"},
+                    "spec": {"model": {"path": "models/tiny"}, **spec},
+                }
+            )
+        )
+        return load(path)
+
+    return make
+
+
+def flags(spec, tmp_path):
+    words = worker_flags(
+        spec, pool="pool", group=1, incarnation=7, ports=PORTS, state_dir=StateDir.at(tmp_path / "state")
+    )
+    assert all(word.startswith("--") for word in words[::2])
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_a_relative_model_path_is_taken_from_the_manifests_folder(manifest, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    loaded = manifest()
+    assert loaded.pool.spec.model.path == str(tmp_path / "models" / "tiny")
+
+    kept = tmp_path / "elsewhere" / "pool.yaml"
+    kept.parent.mkdir()
+    write_atomic(kept, loaded.text)
+    assert load_kept(kept).pool == loaded.pool
+
+
+def test_the_worker_is_told_everything_the_manifest_says(manifest, tmp_path):
+    spec = manifest(
+        batching={"maxTokensPerBatch": 100000, "maxItemsPerBatch": 7, "maxQueueSeconds": 9},
+        store={"deviceMiB": 5, "hostMiB": 6},
+        transfer={"backend": "mooncake", "protocol": "rdma", "ibDevices": ["a", "b"], "timeoutSeconds": 8},
+        drain={"timeoutSeconds": 0},
+        publish={"servedModelName": "org/model"},
+        args=["--log-level", "debug"],
+    ).pool.spec
+    told = flags(spec, tmp_path)
+    assert told == {
+        "--model": str(tmp_path / "models" / "tiny"),
+        "--dtype": "auto",
+        "--served-model-name": "org/model",
+        "--device": "auto",
+        "--host": "127.0.0.1",
+        "--bootstrap-port": "20000",
+        "--grpc-port": "20001",
+        "--dist-init-port": "20002",
+        "--metrics-port": "20003",
+        "--tensor-parallel-size": "1",
+        "--max-tokens-per-batch": "100000",
+        "--max-items-per-batch": "7",
+        "--max-queue-seconds": "9",
+        "--max-queue-tokens": "100000",
+        "--store-device-mib": "5",
+        "--store-host-mib": "6",
+        "--transfer-backend": "mooncake",
+        "--transfer-protocol": "rdma",
+        "--ib-devices": "a,b",
+        "--transfer-timeout-seconds": "8",
+        "--quarantine-seconds": "16",
+        "--drain-seconds": "0.1",
+        "--pool": "pool",
+        "--group": "1",
+        "--incarnation": "7",
+        "--state-dir": str(tmp_path / "state"),
+        "--termination-log": str(tmp_path / "state" / "run" / "1.7.termination"),
+        "--log-level": "debug",
+    }
+
+
+def test_without_devices_a_group_runs_on_the_cpu_with_its_share_of_cores(manifest, tmp_path):
+    spec = manifest(accelerator={"perRank": 0}).pool.spec
+    assert flags(spec, tmp_path)["--device"] == "cpu"
+    env = worker_environment(
+        spec, {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"}, devices=[], cpus=0, temp_dir=tmp_path
+    )
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert env["TMPDIR"] == str(tmp_path)
+    assert env["PATH"] == "/bin"
+
+
+def test_our_variables_come_from_the_manifest_alone_and_its_env_comes_last(manifest, tmp_path):
+    spec = manifest(env=[{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "A", "value": "b"}]).pool.spec
+    env = worker_environment(
+        spec, {"ENCODEPOOL_LOG_LEVEL": "debug"}, devices=["2", "5"], cpus=8, temp_dir=tmp_path
+    )
+    assert "ENCODEPOOL_LOG_LEVEL" not in env
+    assert (env["OMP_NUM_THREADS"], env["A"], env["CUDA_VISIBLE_DEVICES"]) == ("3", "b", "2,5")
+
+
+def test_devices_are_those_the_caller_may_see():
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "3, GPU-1f"}) == ("3", "GPU-1f")
+
+
+def test_a_pool_that_needs_more_devices_than_there_are_is_refused(manifest):
+    spec = manifest(accelerator={"perRank": 2}, replicas=2).pool.spec
+    check_devices(spec, ["0", "1", "2", "3"])
+    with pytest.raises(ManifestError, match=r"spec\.accelerator\.perRank: 2 groups need 4 GPUs.*shows 3"):
+        check_devices(spec, ["0", "1", "2"])
+
+
+def test_what_only_a_cluster_can_do_is_named(manifest):
+    notes = manifest(
+        image="worker:1",
+        resources={"limits": {"memory": "1Gi"}},
+        env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}],
+    ).notes
+    assert notes[0] == "without effect on one machine: spec.image, spec.resources"
+    assert notes[1].startswith("variables from Secrets and ConfigMaps are not read")
+    assert manifest().notes == ()
+
+
+def test_all_ranks_of_a_group_share_one_supervisor(manifest):
+    assert manifest(tensorParallelSize=4, ranksPerPod=1).pool.spec.pods_per_group == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [", "is not YAML"),
+        ("", "must hold one EncodePool"),
+        ("- a", "must hold one EncodePool"),
+        ("a: 1\n---\nb: 2", "must hold one EncodePool"),
+        ("a: 1", "apiVersion: must be encodepool.dev/v1alpha1"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused_in_words(tmp_path, text, says):
+    path = tmp_path / "pool.yaml"
+    path.write_text(text)
+    with pytest.raises(ManifestError, match=says):
+        load(path)
+
+
+def test_a_missing_manifest_is_refused_in_words(tmp_path):
+    with pytest.raises(ManifestError, match=r"cannot read .*: No such file"):
+        load(tmp_path / "no.yaml")
+
+
+def test_a_directory_has_one_holder_at_a_time(tmp_path):
+    state_dir = StateDir.at(tmp_path)
+    assert state_dir.holder() is None
+    with state_dir.locked():
+        assert state_dir.holder() == os.getpid()
+        with pytest.raises(StateDirBusy, match=f"in use by process {os.getpid()}"):
+            with state_dir.locked():
+                pass
+    assert state_dir.holder() is None
+
+
+def test_a_state_directory_that_cannot_be_made_is_refused_in_words(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match=r"cannot make the state directory .*: Not a directory"):
+        StateDir.at(tmp_path / "file" / "state").create()
+
+
+def test_the_gateways_file_is_replaced_before_the_list_of_all_groups(tmp_path):
+    """Whoever sees a group in endpoints.json can rely on the gateway's file."""
+    before = documents("default", "pool", "model", ())
+    write_documents(tmp_path, before)
+    assert read_documents(tmp_path) == before
+    (tmp_path / "endpoints.json").unlink()
+    (tmp_path / "endpoints.json").mkdir()
+    after = {name: text + " " for name, text in before.items()}
+    with pytest.raises(IsADirectoryError):
+        write_documents(tmp_path, after)
+    assert (tmp_path / "workers.json").read_text() == after["workers.json"]
+
+
+def test_an_emptied_list_still_names_its_pool(tmp_path):
+    write_documents(tmp_path, documents("default", "pool", "model", ()))
+    assert empty_documents(tmp_path) == documents("default", "pool", "model", ())
+    (tmp_path / "endpoints.json").write_text("{}")
+    assert empty_documents(tmp_path) == {}
+
+
+def test_a_failed_replacement_leaves_the_old_text_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "new \udc80")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
