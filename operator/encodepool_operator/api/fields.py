@@ -23,7 +23,7 @@ class Kind(Enum):
     LIST = auto()
     STRING_MAP = auto()
     NATIVE = auto()
-    """An object in a type of Kubernetes, passed on as it is."""
+    """An object in a type of Kubernetes, passed on as it is; ``native`` names the type."""
 
 
 class Unset(Enum):
@@ -38,7 +38,8 @@ class Field:
     """One key of an object. Bounds are inclusive; lengths count characters, items or keys.
 
     ``attr`` is the attribute of the Python type when it is not the key in snake case.
-    ``item`` describes the items of a LIST, ``shape`` the keys of an OBJECT.
+    ``item`` describes the items of a LIST or the values of a STRING_MAP, ``shape`` the keys of an
+    OBJECT. Items of a LIST are told apart by ``list_keys``, or must differ where ``unique``.
     """
 
     key: str
@@ -55,6 +56,9 @@ class Field:
     shape: "Shape | None" = None
     pods: bool = True
     attr: str = ""
+    native: str = ""
+    list_keys: tuple[str, ...] = ()
+    unique: bool = False
 
     @property
     def attribute(self) -> str:
@@ -87,8 +91,8 @@ def _list(key: str, item: Field, max_length: int, doc: str, **more: Any) -> Fiel
     return Field(key, Kind.LIST, doc, (), max_length=max_length, item=item, **more)
 
 
-def _native(key: str, doc: str, **more: Any) -> Field:
-    return Field(key, Kind.NATIVE, doc, {}, **more)
+def _native(key: str, native: str, doc: str) -> Field:
+    return Field(key, Kind.NATIVE, doc, {}, native=native)
 
 
 def _object(key: str, make: type, doc: str, *fields: Field, optional: bool = False, **more: Any) -> Field:
@@ -100,10 +104,15 @@ def _object(key: str, make: type, doc: str, *fields: Field, optional: bool = Fal
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 ABSOLUTE_PATH = r"^/.*$"
+_SIZE: dict[str, Any] = {"max_length": 32, "pattern": QUANTITY}
 
 
 def _item(kind: Kind, doc: str, **more: Any) -> Field:
-    return Field("item", kind, doc, {} if kind is Kind.NATIVE else Unset.UNSET, **more)
+    return Field("item", kind, doc, **more)
+
+
+def _native_item(native: str) -> Field:
+    return Field("item", Kind.NATIVE, "In Kubernetes' own type.", {}, native=native)
 
 
 _MODEL = _object(
@@ -125,14 +134,15 @@ _MODEL = _object(
     _object(
         "cache",
         types.ModelCache,
-        "Where downloaded model files are kept: at most one of these; none means an emptyDir.",
+        "What is mounted at /models, for downloaded files: at most one of these. None: an emptyDir "
+        "with model.name, nothing with model.path.",
         _object(
             "pvc",
             types.ClaimCache,
             "A PersistentVolumeClaim.",
             _str("claimName", Unset.REQUIRED, "Name of the claim.", min_length=1),
             _str("subPath", "", "Folder inside the volume.", max_length=4096),
-            _bool("readOnly", True, "Mount it read-only."),
+            _bool("readOnly", True, "Mount it read-only; nothing is downloaded then."),
             optional=True,
         ),
         _object(
@@ -146,7 +156,7 @@ _MODEL = _object(
             "emptyDir",
             types.EmptyDirCache,
             "A folder that lives as long as the pod.",
-            _str("sizeLimit", "", "Its largest size.", max_length=32, pattern=QUANTITY),
+            _str("sizeLimit", "", "Its largest size.", **_SIZE),
             optional=True,
         ),
     ),
@@ -184,6 +194,7 @@ _RUNNING = (
             _item(Kind.STRING, "Device name.", min_length=1, max_length=64, pattern="^[A-Za-z0-9_.:-]+$"),
             16,
             "InfiniBand devices; only with protocol rdma. None: the engine chooses.",
+            unique=True,
         ),
         _int("timeoutSeconds", 5, 1, 300, "A write that takes longer has failed."),
     ),
@@ -225,7 +236,7 @@ _DEVICES = (
         _int("count", 1, 1, 64, "Devices per pod."),
         _bool("ipcLock", True, "Add the capability IPC_LOCK."),
     ),
-    _str("sharedMemory", "", "Size of /dev/shm. Empty: computed; 0: none.", max_length=32, pattern=QUANTITY),
+    _str("sharedMemory", "", "Size of /dev/shm. Empty: 1 Gi more than ranksPerPod; 0: none.", **_SIZE),
 )
 
 _LIFE = (
@@ -325,17 +336,24 @@ _POD = (
                 pattern=LABEL_KEY,
             ),
             _str("mode", "Required", "Whether pods may run elsewhere.", choices=("Required", "Preferred")),
-            _bool("exclusive", False, "No other group in the same place."),
+            _bool("exclusive", False, "No other group of the namespace in the same place."),
             optional=True,
         ),
-        Field("nodeSelector", Kind.STRING_MAP, "Labels a node must have.", {}, max_length=64),
-        _list("tolerations", _item(Kind.NATIVE, "A toleration."), 64, "Taints that pods tolerate."),
-        _native("affinity", "Affinity rules, merged with those of topology."),
+        Field(
+            "nodeSelector",
+            Kind.STRING_MAP,
+            "Labels a node must have.",
+            {},
+            max_length=64,
+            item=_item(Kind.STRING, "A label's value.", max_length=63),
+        ),
+        _list("tolerations", _native_item("Toleration"), 64, "Taints that pods tolerate."),
+        _native("affinity", "Affinity", "Affinity rules, merged with those of topology."),
         _str("priorityClassName", "", "Priority class."),
         _str("schedulerName", "", "Scheduler."),
         _str("runtimeClassName", "", "Runtime class."),
     ),
-    _native("resources", "Requests and limits of a pod; devices are added."),
+    _native("resources", "ResourceRequirements", "Requests and limits of a pod; devices are added."),
     _str("image", "", "Worker image. Empty: the operator's default.", max_length=1024),
     _str(
         "imagePullPolicy",
@@ -343,13 +361,21 @@ _POD = (
         "When to pull. Unset: Kubernetes' rule.",
         choices=("Always", "IfNotPresent", "Never"),
     ),
-    _list("imagePullSecrets", _item(Kind.NATIVE, "Name of a Secret."), 16, "Secrets for the registry."),
+    _list(
+        "imagePullSecrets",
+        _native_item("LocalObjectReference"),
+        16,
+        "Secrets for the registry.",
+        list_keys=("name",),
+    ),
     _str("serviceAccountName", "", "Service account of the pods."),
-    _list("env", _item(Kind.NATIVE, "A variable."), 256, "Environment of the worker."),
-    _list("envFrom", _item(Kind.NATIVE, "A source."), 64, "Sources of the worker's environment."),
+    _list("env", _native_item("EnvVar"), 256, "Environment of the worker.", list_keys=("name",)),
+    _list("envFrom", _native_item("EnvFromSource"), 64, "Sources of the worker's environment."),
     _list("args", _item(Kind.STRING, "One argument.", max_length=4096), 256, "Further flags of the worker."),
     _native(
-        "podTemplate", "Merged into the pod template under what the operator owns; the container is encode."
+        "podTemplate",
+        "PodTemplate",
+        "Merged into the pod template under what the operator owns; the container is encode.",
     ),
 )
 

@@ -27,6 +27,8 @@ ROLE = "llm-d.ai/role"
 BOOTSTRAP_PORT = "sglang.ai/bootstrap-port"
 WORKER_PORTS = "smg.ai/worker-ports"
 MODEL_ID = f"{API_GROUP}/model-id"
+GATEWAY_KEYS = (ROLE, BOOTSTRAP_PORT, WORKER_PORTS)
+"""Keys of other projects by which gateways find encode workers."""
 
 # Durable annotations of a group's object.
 REVISION = f"{API_GROUP}/revision"
@@ -42,6 +44,16 @@ RESUMED = f"{API_GROUP}/resumed"
 # On the pool, written by users.
 RESUME = f"{API_GROUP}/resume"
 """Any new value starts the groups again that ``restart.maxRestarts`` has stopped."""
+
+
+# On the CustomResourceDefinition.
+SCHEMA_GENERATION = f"{API_GROUP}/schema-generation"
+SCHEMA_HASH = f"{API_GROUP}/schema-hash"
+
+
+def is_ours(key: str) -> bool:
+    """Whether only the operator may set this label or annotation on a pod."""
+    return key.startswith(f"{API_GROUP}/") or key in GATEWAY_KEYS
 
 
 def child_labels(pool: str, group: int | None = None, component: str = "encode") -> dict[str, str]:

@@ -31,6 +31,11 @@ def pod(pool: str, group: int, index: int) -> str:
     return f"{pool}-{group}-{index}"
 
 
+def pod_pattern(pool: str) -> str:
+    """A group's object with the group left open, as templates have it."""
+    return f"{pool}-{{group}}"
+
+
 def peers_service(pool: str) -> str:
     return f"{pool}-peers"
 
@@ -41,6 +46,10 @@ def encode_service(pool: str) -> str:
 
 def endpoints_config_map(pool: str) -> str:
     return f"{pool}-endpoints"
+
+
+def disruption_budget(pool: str) -> str:
+    return f"{pool}-leaders"
 
 
 def revision_object(pool: str, revision: str) -> str:

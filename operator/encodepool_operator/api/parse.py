@@ -183,7 +183,7 @@ class _Reader:
             case Kind.LIST:
                 return self.list_of(path, field, value)
             case Kind.STRING_MAP:
-                return self.string_map(path, value, field.max_length)
+                return self.string_map(path, value, field.max_length, field.item)
             case Kind.NATIVE:
                 if not isinstance(value, Mapping):
                     self.add(path, f"must be an object, is {_shown(value)}")
@@ -247,7 +247,7 @@ class _Reader:
             return ()
         return tuple(self.read(f"{path}[{i}]", field.item, item) for i, item in enumerate(value))
 
-    def string_map(self, path: str, value: Any, max_length: int) -> dict[str, str]:
+    def string_map(self, path: str, value: Any, max_length: int, item: Field | None = None) -> dict[str, str]:
         if not isinstance(value, Mapping):
             self.add(path, f"must be an object, is {_shown(value)}")
             return {}
@@ -256,4 +256,6 @@ class _Reader:
         for key, text in value.items():
             if not isinstance(key, str) or not isinstance(text, str):
                 self.add(f"{path}.{key}", f"must be a string, is {_shown(text)}")
+            elif item is not None:
+                self.string(f"{path}.{key}", item, text)
         return dict(value)

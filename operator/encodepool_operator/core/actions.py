@@ -43,6 +43,28 @@ class DropRevision:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyChild:
+    """Write this Service or disruption budget: the whole object, by force."""
+
+    kind: str
+    name: str
+    rendered: Mapping[str, Any]
+    reason: str
+    group: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropChild:
+    """Delete a Service or disruption budget of ours that is not wanted any more."""
+
+    kind: str
+    name: str
+    reason: str
+    version: str = ""
+    group: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReserveIncarnations:
     """Store ``last`` as the highest incarnation ever used, before the starts that follow use it."""
 
@@ -53,10 +75,33 @@ class ReserveIncarnations:
 
 @dataclass(frozen=True, slots=True)
 class RecordGroup:
-    """Write the record and nothing else: a seal, a withdrawal, the start of a drain."""
+    """Write the record and nothing else: a seal, a withdrawal, the start of a drain.
+
+    ``replicas`` and ``revision`` are what the object has already (0, or all pods of a group), for a
+    shell that can only write whole objects. A revision that is lost is replaced by the wanted one; no
+    pod moves by that.
+    """
 
     group: int
+    replicas: int
+    revision: RevisionRecord
     record: GroupRecord
+    reason: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairGroup:
+    """Write the group's object again as it was, because somebody edited it. Moves no pod.
+
+    ``remove`` are JSON pointers into the object of ``version``: additions that have to go first.
+    """
+
+    group: int
+    replicas: int
+    revision: RevisionRecord
+    record: GroupRecord
+    remove: tuple[str, ...]
     reason: str
     version: str = ""
 
@@ -96,9 +141,13 @@ class WriteEndpoints:
 @dataclass(frozen=True, slots=True)
 class StopGroup:
     """Ask for 0 pods and write the record. Pods get SIGTERM and their grace period
-    (``drain.timeoutSeconds`` + 15 of the group's revision), then SIGKILL."""
+    (``drain.timeoutSeconds`` + 15 of the group's revision), then SIGKILL.
+
+    ``revision`` as in ``RecordGroup``.
+    """
 
     group: int
+    revision: RevisionRecord
     record: GroupRecord
     reason: str
     version: str = ""
@@ -152,8 +201,11 @@ class WriteStatus:
 Action: TypeAlias = (
     SaveRevision
     | DropRevision
+    | ApplyChild
+    | DropChild
     | ReserveIncarnations
     | RecordGroup
+    | RepairGroup
     | Withdraw
     | Publish
     | WriteEndpoints

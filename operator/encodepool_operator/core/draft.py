@@ -12,12 +12,22 @@ from encodepool_operator.api import labels, names
 from encodepool_operator.api.types import Spec
 
 from . import endpoints, revision, rollout
-from .actions import DeleteGroup, DeletePod, Publish, RecordGroup, StartGroup, StopGroup, Withdraw
+from .actions import (
+    DeleteGroup,
+    DeletePod,
+    Publish,
+    RecordGroup,
+    RepairGroup,
+    StartGroup,
+    StopGroup,
+    Withdraw,
+)
 from .addresses import AddressBook
 from .group import GroupRules, GroupView, Phase
 from .memo import Memo
 from .record import GroupRecord
-from .snapshot import GroupSnapshot, RevisionRecord, Snapshot
+from .render.pod import template
+from .snapshot import Drift, GroupSnapshot, RevisionRecord, Snapshot
 
 Change: TypeAlias = StopGroup | DeleteGroup | StartGroup
 
@@ -33,7 +43,7 @@ class Draft:
         self.spec = snapshot.pool.spec
         resume = self.pool.metadata.annotations.get(labels.RESUME, "")
         self.rules = GroupRules(self.spec.restart, self.pool.metadata.uid, resume)
-        self.target = revision.choose(self.spec, snapshot.default_image, snapshot.revisions)
+        self.target = self._target()
         self.kept = {record.name: record for record in snapshot.revisions} | {self.target.name: self.target}
         self.current = str((snapshot.status or {}).get("currentRevision") or self.target.name)
         self.budget = rollout.budget(self.spec.rollout, self.spec.replicas)
@@ -47,8 +57,18 @@ class Draft:
         self.wakes: list[float] = []
         self.records: dict[int, RecordGroup] = {}
         self.changes: dict[int, Change] = {}
+        self.repairs: list[RepairGroup] = []
         self.labels: list[Withdraw | Publish] = []
         self.pods: list[DeletePod] = []
+
+    def _target(self) -> RevisionRecord:
+        """The wanted revision; a new one with its pod template, where pods are made from one."""
+        chosen = revision.choose(self.spec, self.snapshot.default_image, self.snapshot.revisions)
+        if self.snapshot.children is None or chosen.template:
+            return chosen
+        spec = revision.read_spec(chosen) or self.spec
+        rendered = template(self.pool.metadata.name, chosen.name, spec)
+        return replace(chosen, template=revision.canonical(rendered))
 
     # Questions
 
@@ -59,6 +79,16 @@ class Draft:
             kept = self.kept.get(name)
             self._specs[name] = (revision.read_spec(kept) if kept is not None else None) or self.spec
         return self._specs[name]
+
+    def revision_of(self, view: GroupView) -> RevisionRecord:
+        """The revision of the group's pods; the wanted one if that is lost."""
+        name = view.record.revision if view.record is not None else ""
+        return self.kept.get(name, self.target)
+
+    def pods_asked_for(self, view: GroupView) -> int:
+        """None, or all of a group: any other number was somebody's edit."""
+        asked = view.source.object
+        return self.spec_of(view).pods_per_group if asked is not None and asked.replicas else 0
 
     def id_of(self, view: GroupView) -> str:
         meta = self.pool.metadata
@@ -119,7 +149,14 @@ class Draft:
         """Plan to write ``record``; the first reason of a plan stands for all."""
         before = self.records.get(view.index)
         text = before.reason if before is not None else reason
-        self.records[view.index] = RecordGroup(view.index, record, text, self.version_of(view))
+        self.records[view.index] = RecordGroup(
+            view.index,
+            self.pods_asked_for(view),
+            self.revision_of(view),
+            record,
+            text,
+            self.version_of(view),
+        )
         self.views[view.index] = replace(self.views[view.index], record=record)
 
     def drain(self, view: GroupView, why: str) -> None:
@@ -131,6 +168,28 @@ class Draft:
         self.record(view, record, f"group {view.index} is drained: {why}")
         self.views[view.index] = replace(
             self.views[view.index], phase=Phase.DRAINING, why="it is being drained", ready=False, seal=None
+        )
+
+    def stop(self, view: GroupView, record: GroupRecord, reason: str) -> None:
+        revision_of_pods = self.revision_of(view)
+        version = self.version_of(view)
+        self.changes[view.index] = StopGroup(view.index, revision_of_pods, record, reason, version)
+
+    def repair(self, view: GroupView, drift: Drift) -> None:
+        """Write the group's object as it was before somebody edited it."""
+        asked = view.source.object
+        assert asked is not None
+        assert view.record is not None
+        self.repairs.append(
+            RepairGroup(
+                view.index,
+                self.pods_asked_for(view),
+                self.revision_of(view),
+                view.record,
+                drift.remove,
+                f"the object of group {view.index} was edited and is written again: {drift.reason}",
+                asked.version,
+            )
         )
 
     def start(self, action: StartGroup) -> None:

@@ -9,16 +9,19 @@ group is listed only once its label is seen, so the label always comes before th
 
 from dataclasses import dataclass, replace
 
+from encodepool_operator.api import names
+
 from . import drain, endpoints, report, revision, rollout
 from .actions import (
     Action,
+    ApplyChild,
     DeletePod,
+    DropChild,
     DropRevision,
     Publish,
     ReserveIncarnations,
     SaveRevision,
     StartGroup,
-    StopGroup,
     Withdraw,
     WriteEndpoints,
     WriteStatus,
@@ -27,6 +30,7 @@ from .draft import Draft
 from .evidence import sentence
 from .group import GroupView, Phase, failed, started
 from .memo import Memo
+from .render import children
 from .snapshot import RevisionRecord, Snapshot
 
 NO_PORTS_RETRY_S = 30.0
@@ -55,6 +59,7 @@ def plan(snapshot: Snapshot, now: float, memo: Memo | None = None) -> Plan:
     _stop_drained(draft)
     _start(draft, missing)
     _seal(draft)
+    _repair(draft)
     _publish(draft)
     _delete_pods(draft)
     return _assemble(draft)
@@ -66,7 +71,7 @@ def _stop_failed(draft: Draft) -> None:
             continue
         record = failed(view.record, view.failure, draft.rules)
         reason = f"group {view.index} failed and is stopped: {sentence(view.failure)}"
-        draft.changes[view.index] = StopGroup(view.index, record, reason, draft.version_of(view))
+        draft.stop(view, record, reason)
 
 
 def _remove_surplus(draft: Draft) -> int:
@@ -123,12 +128,14 @@ def _stop_drained(draft: Draft) -> None:
             continue
         recorded = draft.records.pop(view.index, None)
         reason = recorded.reason if recorded else f"group {view.index} has been drained and is stopped"
-        draft.changes[view.index] = StopGroup(view.index, view.record, reason, draft.version_of(view))
+        draft.stop(view, view.record, reason)
 
 
 def _start(draft: Draft, missing: int) -> None:
+    # A start whose revision cannot be kept could never be written again.
+    blocked = _is_foreign(draft, "ControllerRevision")
     for view in draft.managed():
-        if not view.gone or view.index in draft.changes:
+        if not view.gone or view.index in draft.changes or blocked:
             continue
         wanted = draft.revision_for(view.index, view.record)
         moved = view.record is not None and view.record.revision != wanted.name
@@ -137,7 +144,7 @@ def _start(draft: Draft, missing: int) -> None:
         how = f"with revision {wanted.name}" if moved else "again"
         _start_group(draft, view.index, view, wanted, f"group {view.index} is started {how}")
     free = draft.free_indices()
-    for _ in range(missing):
+    for _ in range(0 if blocked else missing):
         index = next(free)
         wanted = draft.revision_for(index, None)
         _start_group(draft, index, None, wanted, f"group {index} is missing and is started")
@@ -168,6 +175,17 @@ def _seal(draft: Draft) -> None:
             draft.record(view, record, f"group {view.index} is complete and has started")
         elif view.record != asked.record and not asked.deleting:
             draft.record(view, view.record, f"the clock went back: times of group {view.index} follow")
+
+
+def _repair(draft: Draft) -> None:
+    """Objects that somebody edited, unless this plan writes them anyway."""
+    for view in draft.views.values():
+        asked = view.source.object
+        if asked is None or asked.drift is None or asked.deleting or view.record is None:
+            continue
+        if view.index in draft.changes or view.index in draft.records:
+            continue
+        draft.repair(view, asked.drift)
 
 
 def _publish(draft: Draft) -> None:
@@ -207,16 +225,19 @@ def _delete_pods(draft: Draft) -> None:
 def _assemble(draft: Draft) -> Plan:
     snapshot = draft.snapshot
     actions: list[Action] = []
-    if draft.target not in snapshot.revisions:
+    if draft.target not in snapshot.revisions and not _is_foreign(draft, "ControllerRevision"):
         reason = f"revision {draft.target.name} of the pods' spec is wanted"
         actions.append(SaveRevision(draft.target, reason))
     actions.extend(draft.records.values())
     actions.extend(draft.labels)
     documents = report.documents(draft)
-    if snapshot.documents is None or documents != dict(snapshot.documents):
+    outdated = snapshot.documents is None or documents != dict(snapshot.documents)
+    if outdated and not _is_foreign(draft, "ConfigMap"):
         actions.append(WriteEndpoints(documents, report.change_of_list(draft, documents)))
     actions.extend(change for change in draft.changes.values() if not isinstance(change, StartGroup))
+    actions.extend(draft.repairs)
     actions.extend(draft.pods)
+    actions.extend(_children(draft))
     starts = [change for change in draft.changes.values() if isinstance(change, StartGroup)]
     if starts:
         last = draft.book.last
@@ -228,6 +249,41 @@ def _assemble(draft: Draft) -> Plan:
         actions.append(WriteStatus(status, "the pool's state has changed"))
     wakes = [*draft.wakes, *(view.wake_at for view in draft.views.values() if view.wake_at is not None)]
     return Plan(tuple(actions), min((at for at in wakes if at > draft.now), default=None))
+
+
+def _is_foreign(draft: Draft, kind: str) -> bool:
+    """Whether the pool's object of this kind belongs to somebody else: it is reported, never written."""
+    pool = draft.pool.metadata.name
+    name = {
+        "ConfigMap": names.endpoints_config_map(pool),
+        "ControllerRevision": names.revision_object(pool, draft.target.name),
+    }[kind]
+    return f"{kind}/{name}" in draft.snapshot.foreign
+
+
+def _children(draft: Draft) -> list[ApplyChild | DropChild]:
+    """Services and the disruption budget. They come before the starts of a plan, so that a pod finds
+    its governing Service, and after everything that keeps what runs in order."""
+    existing = draft.snapshot.children
+    if existing is None:
+        return []
+    found = {(child.kind, child.name): child for child in existing}
+    out: list[ApplyChild | DropChild] = []
+    wanted = children.wanted(draft.pool)
+    for kind, name in wanted:
+        child = found.pop((kind, name), None)
+        if f"{kind}/{name}" in draft.snapshot.foreign or (child is not None and child.drift is None):
+            continue
+        if child is None:
+            reason = f"{kind} {name} is missing"
+        else:
+            assert child.drift is not None
+            reason = f"{kind} {name} is not as it should be: {child.drift.reason}"
+        out.append(ApplyChild(kind, name, children.render(draft.pool, kind, name), reason))
+    for child in found.values():
+        reason = f"{child.kind} {child.name} is not wanted any more"
+        out.append(DropChild(child.kind, child.name, reason, child.version))
+    return out
 
 
 def _drop_revisions(draft: Draft) -> list[DropRevision]:

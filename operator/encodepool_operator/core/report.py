@@ -70,6 +70,7 @@ def pool_status(draft: Draft) -> dict[str, Any]:
         current_revision=draft.current,
         no_ports=draft.no_ports,
         foreign=draft.snapshot.foreign,
+        troubles=draft.snapshot.troubles,
     )
     if status.complete(pool) and all(
         view.record is not None and view.record.revision == draft.target.name for view in views

@@ -105,6 +105,31 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """Why a live object is not as it was rendered: somebody edited it.
+
+    ``reason`` names the place and both values. ``remove`` are JSON pointers to additions of others
+    that have to go; writing our object again does not remove them.
+    """
+
+    reason: str
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildObject:
+    """A child of the pool that is neither a group's nor a revision nor the list.
+
+    ``drift`` as in ``GroupObject``.
+    """
+
+    kind: str
+    name: str
+    drift: Drift | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupObject:
     """The object that makes a group's pods: its StatefulSet, or the local executor's entry.
 
@@ -116,6 +141,10 @@ class GroupObject:
                             edited them): the group is then recreated
     ``deleting``            deletion was asked for, the object is still there
     ``version``             opaque precondition (resourceVersion), handed back in actions
+    ``drift``               its difference from what was rendered, found by ``render.drift``. Left out
+                            is one that was there in the answer to our own write: something on the
+                            cluster insists on it, and writing again would never end. Locally None:
+                            nobody else writes the state file
     """
 
     replicas: int
@@ -125,6 +154,7 @@ class GroupObject:
     record: GroupRecord | None
     deleting: bool = False
     version: str = ""
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +179,24 @@ class RevisionRecord:
     ``source``  hash of the same parts *before* defaults of the operator were filled in, so that an
                 operator with another default image keeps the choice
     ``spec``    the resolved parts as canonical JSON; ``revision.read_spec`` gives typed values
+    ``template`` the pod template made from it, canonical JSON with places to be filled per start
+                (``render.fill``); "" locally, where pods are processes
     """
 
     name: str
     number: int
     source: str
     spec: str
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a shell cannot do what is planned: ``reason`` is one CamelCase word, ``message`` a sentence that
+    stays the same as long as the trouble does."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +214,9 @@ class Snapshot:
     ``shared_host``      True when all pods share one network whatever the spec says: local mode
     ``default_image``    the operator's image for pools that name none
     ``foreign``          "Kind/name" of objects that bear our names and are not ours: never touched
+    ``children``         the Services and the disruption budget that exist; None where a shell has none
+                         and wants none, on one machine: then no revision gets a pod template either
+    ``troubles``         what the status is to tell of beside the groups: writes that were refused
     """
 
     pool: EncodePool
@@ -184,3 +229,5 @@ class Snapshot:
     shared_host: bool = False
     default_image: str = ""
     foreign: frozenset[str] = field(default_factory=frozenset)
+    children: tuple[ChildObject, ...] | None = None
+    troubles: tuple[Trouble, ...] = ()

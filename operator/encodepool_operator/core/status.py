@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from encodepool_operator.api import labels
+from encodepool_operator.api import labels, names
 from encodepool_operator.api.types import EncodePool
 
 from .group import GroupView, Phase
 from .record import failure_object, rfc3339, seconds
 from .rollout import Budget, held
+from .snapshot import Trouble
 
 GROUP_LIMIT = 20
 """Abnormal groups listed in the status; the rest is counted in ``groupsTruncated``."""
@@ -42,6 +43,7 @@ class PoolView:
     ``last_incarnation``  as it will be after the plan
     ``no_ports``          a group could not start because every port block is held
     ``foreign``           "Kind/name" of objects that bear our names
+    ``troubles``          why the shell cannot do what was planned before
     """
 
     pool: EncodePool
@@ -54,6 +56,7 @@ class PoolView:
     current_revision: str
     no_ports: bool
     foreign: frozenset[str]
+    troubles: tuple[Trouble, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def build(view: PoolView, previous: Mapping[str, Any] | None, now: float) -> Sta
     ranks = view.pool.spec.tensor_parallel_size
     document: dict[str, Any] = {
         "observedGeneration": view.pool.metadata.generation,
+        "model": names.served_model_name(view.pool.spec),
         "replicas": len(view.views),
         "readyReplicas": sum(group.ready for group in view.views),
         "updatedReplicas": len(on_target),
@@ -107,10 +111,12 @@ def build(view: PoolView, previous: Mapping[str, Any] | None, now: float) -> Sta
         "lastIncarnation": view.last_incarnation,
         "rollout": progress,
         "conditions": _stamped(conditions, before.get("conditions"), now),
-        "groups": [_group(group, view.hosts.get(group.index, "")) for group in abnormal[:GROUP_LIMIT]],
         "groupsTruncated": max(len(abnormal) - GROUP_LIMIT, 0),
         "consumer": _consumer(view.pool),
     }
+    if abnormal:  # server-side apply turns a list that becomes empty into a missing one
+        shown = abnormal[:GROUP_LIMIT]
+        document["groups"] = [_group(group, view.hosts.get(group.index, "")) for group in shown]
     return Status(document, deadline if not done and not paused and now < deadline else None)
 
 
@@ -219,6 +225,9 @@ def _stalled(view: PoolView, late: bool) -> _Condition | None:
     if view.foreign:
         names = ", ".join(sorted(view.foreign))
         return _Condition("Stalled", True, "NameTaken", f"not ours, and not touched: {names}")
+    if view.troubles:
+        message = "; ".join(trouble.message for trouble in view.troubles)
+        return _Condition("Stalled", True, view.troubles[0].reason, message)
     if view.no_ports:
         ports = view.pool.spec.network.port_range
         message = f"no free block in ports {ports.start}-{ports.start + ports.size - 1}; widen portRange"

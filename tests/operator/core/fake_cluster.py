@@ -11,11 +11,14 @@ from encodepool_operator.api.parse import parse_pool
 from encodepool_operator.api.types import EncodePool
 from encodepool_operator.core.actions import (
     Action,
+    ApplyChild,
     DeleteGroup,
     DeletePod,
+    DropChild,
     DropRevision,
     Publish,
     RecordGroup,
+    RepairGroup,
     ReserveIncarnations,
     SaveRevision,
     StartGroup,
@@ -27,7 +30,9 @@ from encodepool_operator.core.actions import (
 from encodepool_operator.core.plan import Plan, plan
 from encodepool_operator.core.record import annotations_of, record_of
 from encodepool_operator.core.snapshot import (
+    ChildObject,
     ContainerFailure,
+    Drift,
     GroupObject,
     GroupSnapshot,
     PodFacts,
@@ -55,7 +60,10 @@ class Conflict(Exception):
 
 @dataclass
 class FakeSet:
-    """A StatefulSet. ``seen`` is what the controller has acted on: generation, replicas, template."""
+    """A StatefulSet. ``seen`` is what the controller has acted on: generation, replicas, template.
+
+    ``drift``: somebody has edited it.
+    """
 
     replicas: int
     generation: int
@@ -66,6 +74,7 @@ class FakeSet:
     current_pods: int = 0
     seen_replicas: int = 0
     seen_template: tuple[int, str] = (0, "")
+    drift: Drift | None = None
 
     @property
     def template(self) -> tuple[int, str]:
@@ -96,6 +105,7 @@ class FakeCluster:
         self.last_incarnation = 0
         self.taken_ports: frozenset[int] = frozenset()
         self.foreign: frozenset[str] = frozenset()
+        self.children: dict[tuple[str, str], Drift | None] = {}
         self.executed: list[Action] = []
         self.before_action: list[Callable[[Action], None]] = []
         self.cache = Cache({}, {})
@@ -146,6 +156,7 @@ class FakeCluster:
                     record_of(item.annotations),
                     item.deleting,
                     str(item.version),
+                    item.drift,
                 )
             groups.append(GroupSnapshot(index, obj, self.cache.pods.get(index, ())))
         return Snapshot(
@@ -159,7 +170,11 @@ class FakeCluster:
             self.shared_host,
             self.default_image,
             self.foreign,
+            None if self.shared_host else self._children(),
         )
+
+    def _children(self) -> tuple[ChildObject, ...]:
+        return tuple(ChildObject(*key, drift, "1") for key, drift in self.children.items())
 
     # The shell
 
@@ -198,8 +213,23 @@ class FakeCluster:
                 del self.revisions[action.name]
             case ReserveIncarnations():
                 self.last_incarnation = action.last
-            case RecordGroup():
-                self._set(action.group, action.version).annotations = annotations_of(action.record)
+            case ApplyChild():
+                assert (action.rendered["kind"], action.rendered["metadata"]["name"]) == (
+                    action.kind,
+                    action.name,
+                )
+                self.children[action.kind, action.name] = None
+            case DropChild():
+                del self.children[action.kind, action.name]
+            case RecordGroup() | RepairGroup():
+                item = self._set(action.group, action.version)
+                item.annotations = annotations_of(action.record)
+                if item.replicas != action.replicas:
+                    item.replicas = action.replicas
+                    item.generation += 1
+                # Whole objects are written; what others added stays until it is taken out.
+                if isinstance(action, RepairGroup) or item.drift is None or not item.drift.remove:
+                    item.drift = None
             case StopGroup() | StartGroup():
                 if isinstance(action, StartGroup) and not action.version:
                     if action.group in self.sets:
@@ -209,6 +239,7 @@ class FakeCluster:
                 item.annotations = annotations_of(action.record)
                 item.replicas = action.replicas if isinstance(action, StartGroup) else 0
                 item.generation += 1
+                item.drift = None
             case DeleteGroup():
                 self._set(action.group, action.version)
                 self.delete_set(action.group)
@@ -323,6 +354,12 @@ class FakeCluster:
         else:
             return False
         return True
+
+    # Edits by hand
+
+    def edit_group(self, index: int, drift: Drift) -> None:
+        self.sets[index].drift = drift
+        self.sets[index].version += 1
 
     # Faults
 

@@ -7,6 +7,7 @@ from tests.operator.core.fake_cluster import START, Story
 
 from encodepool_operator.api import labels
 from encodepool_operator.core.actions import (
+    ApplyChild,
     DeletePod,
     DropRevision,
     Publish,
@@ -47,8 +48,9 @@ def test_a_new_pool_takes_three_writes_a_group(cluster):
 def test_the_numbers_of_a_plan_are_reserved_once_before_its_starts(cluster):
     planned = cluster(replicas=3).plan()
     order = kinds(planned)
-    assert order == [SaveRevision, WriteEndpoints, ReserveIncarnations, *[StartGroup] * 3, WriteStatus]
-    assert planned.actions[2].last == 3
+    before = [SaveRevision, WriteEndpoints, *[ApplyChild] * 3]
+    assert order == [*before, ReserveIncarnations, *[StartGroup] * 3, WriteStatus]
+    assert planned.actions[5].last == 3
 
 
 def test_a_pool_at_rest_is_not_written_to_however_often_it_is_looked_at(pool):

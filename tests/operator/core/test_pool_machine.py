@@ -28,7 +28,7 @@ from encodepool_operator.core.actions import (
 from encodepool_operator.core.addresses import port_space
 from encodepool_operator.core.endpoints import listed_ids, manifest_problems
 from encodepool_operator.core.record import record_of
-from encodepool_operator.core.snapshot import GroupSnapshot, PodPhase, Snapshot
+from encodepool_operator.core.snapshot import Drift, GroupSnapshot, PodPhase, Snapshot
 
 SPECS = st.fixed_dictionaries(
     {
@@ -82,6 +82,7 @@ class Watch:
         record = action.record
         assert record.incarnation <= self.cluster.last_incarnation, "the number must be reserved first"
         assert action.revision.name in self.cluster.revisions, "the revision must be kept first"
+        assert bool(action.revision.template) != self.cluster.shared_host
         for port in record.ports if space.shared else ():
             before = self.incarnation_of_port.get(("127.0.0.1", port))
             assert before is None or record.incarnation - before >= space.slots, (port, before, record)
@@ -192,6 +193,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         document["spec"]["rollout"]["progressDeadlineSeconds"] = 130
         self.cluster = FakeCluster(document, shared_host=shared)
+        self.pods = pods
         self.watch = Watch(self.cluster, settle_s)
         if at_rest:
             self.operator_runs_on("all", 6)
@@ -287,6 +289,21 @@ class PoolMachine(RuleBasedStateMachine):
         if labelled:
             self.cluster.change(data.draw(st.sampled_from(labelled)), publication=None)
 
+    @rule(data=st.data(), remove=st.sampled_from([(), ("/spec/template/spec/hostPID",)]))
+    def user_edits_a_group_object(self, data: st.DataObject, remove: tuple[str, ...]) -> None:
+        if self.cluster.sets:
+            index = data.draw(st.sampled_from(sorted(self.cluster.sets)))
+            self.cluster.edit_group(index, Drift("spec.template was edited", remove))
+
+    @rule(data=st.data(), deletes=st.booleans())
+    def user_edits_or_deletes_a_child(self, data: st.DataObject, deletes: bool) -> None:
+        if self.cluster.children:
+            key = data.draw(st.sampled_from(sorted(self.cluster.children)))
+            if deletes:
+                del self.cluster.children[key]
+            else:
+                self.cluster.children[key] = Drift("spec.clusterIP was edited")
+
     @rule()
     def operator_is_upgraded(self) -> None:
         self.cluster.default_image += "1"
@@ -356,6 +373,9 @@ class PoolMachine(RuleBasedStateMachine):
                 cluster.now = planned.wake_at
         assert cluster.condition("Ready") == ("True", "Complete"), cluster.status
         assert cluster.plan().actions == ()
+        assert not any(item.drift for item in cluster.sets.values())
+        assert not any(cluster.children.values())
+        assert len(cluster.children) == (0 if cluster.shared_host else 3 - (self.pods > 1))
         pool = parse_pool(cluster.document)
         assert len(cluster.listed()) == pool.spec.replicas
         wanted = (cluster.status or {})["updateRevision"]
