@@ -21,3 +21,4 @@ page docs/settings.md $python -m encodepool_worker.settings
 page docs/metrics.md $python -m encodepool_worker.metrics
 $python docs/draw_states.py $check
 $python -m encodepool_operator.api.schema $check
+$python charts/encodepool/generate.py $check

@@ -25,7 +25,7 @@ command -v "$python" >/dev/null || die "no $python found; install Python 3.11 or
 # Mooncake's wheel links against these; a distribution without dpkg brings them under its own names.
 packages=()
 if command -v dpkg-query >/dev/null; then
-    for package in libibverbs1 librdmacm1 libnuma1 liburing2; do
+    for package in libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4; do
         dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || packages+=("$package")
     done
     "$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
