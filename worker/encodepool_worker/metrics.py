@@ -74,7 +74,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("encodepool_queue_items", GAUGE, FRONTEND, "Items that wait for the tower, as the loop reports."),
     Metric("encodepool_queue_tokens", GAUGE, FRONTEND, "Tokens of these items."),
-    Metric("encodepool_tower_tokens_per_second", GAUGE, FRONTEND, "Measured rate of the tower."),
+    Metric(
+        "encodepool_tower_tokens_per_second",
+        GAUGE,
+        FRONTEND,
+        "Rate of the tower in full batches, as far as seen.",
+    ),
     Metric("encodepool_rooms_total", COUNTER, LOOP, "Rooms by outcome: success, failed.", ("outcome",)),
     Metric("encodepool_queue_age_seconds", GAUGE, LOOP, "Since the oldest waiting item came."),
     Metric("encodepool_batches_total", COUNTER, LOOP, "Batches the tower ran."),

@@ -50,6 +50,16 @@ def test_open_rooms_are_bounded(open_driver):
     driver.encoded()
 
 
+def test_frames_without_requests_never_keep_out_a_request(open_driver):
+    driver = open_driver(max_rooms=8)
+    for room in range(100):
+        driver.announce(room, make_receiver())
+    assert driver.told(99) == [("p", Status.FAILED)]
+    assert driver.pipeline.snapshot().rooms_by_state["announced"] == 4
+    assert refusal(driver.request(1000)) is None
+    driver.encoded()
+
+
 def test_deadlines_that_no_longer_matter_do_not_pile_up():
     limits = make_limits()
     pipeline = Pipeline(limits)

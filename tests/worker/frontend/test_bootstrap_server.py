@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from encodepool_worker.errors import ConfigError
+from encodepool_worker.frontend import bootstrap
 from encodepool_worker.frontend.bootstrap import RouteTable, bootstrap_app
 from encodepool_worker.frontend.http import HttpServer
 from encodepool_worker.wire.bootstrap import (
@@ -162,3 +163,30 @@ def test_a_port_in_use_is_an_error_at_start():
         await first.stop()
 
     asyncio.run(story())
+
+
+def test_only_this_machine_registers(monkeypatch):
+    """Receivers keep the address they are told: a stranger's would take their frames for good."""
+
+    async def story(http, table):
+        assert (await ask(http, "PUT", "/route", data=rank()))[0] == 200
+        monkeypatch.setattr(bootstrap, "is_own_address", lambda address: address[0] != "127.0.0.1")
+        refused = (403, b"ranks register from the machine they run on")
+        assert await ask(http, "PUT", "/route", data=rank(port=6666)) == refused
+        status, body = await ask(http, "GET", "/route?engine_rank=0&target_dp_group=0")
+        assert (status, decode_address(body).port) == (200, 5000)
+
+    with_server(story)
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        (("127.0.0.1", 5), True),
+        (("127.8.0.1", 5), True),
+        (("192.0.2.1", 5), False),
+        (("2001:db8::1", 5, 0, 0), False),
+    ],
+)
+def test_an_address_of_this_machine_is_told_from_others(address, own):
+    assert bootstrap.is_own_address(address) is own

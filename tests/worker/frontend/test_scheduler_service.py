@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from msgspec import structs
 from smg_grpc_proto.generated import common_pb2, sglang_scheduler_pb2, sglang_scheduler_pb2_grpc
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb2
 
@@ -57,6 +58,7 @@ def test_server_info_has_what_a_client_needs(world):
                 "temporal_patch_size": 2,
                 "merge_size": 2,
                 "transfer_backend": "tcp",
+                "transfer_protocol": "tcp",
                 "incarnation": 0,
                 "min_pixels": 65536,
                 "max_pixels": 16777216,
@@ -152,6 +154,24 @@ def test_reflection_lists_the_services(world):
             listed = {service.name for service in (await call.read()).list_services_response.service}
             await call.done_writing()
             assert set(SERVICES[1:]) | {"grpc.health.v1.Health"} <= listed
+
+    asyncio.run(story())
+
+
+def test_a_withdrawn_worker_waits_for_no_report_before_it_answers(world, monkeypatch):
+    async def story():
+        async with world() as w:
+            waits = []
+            monkeypatch.setattr(w.frontend._link, "wait", waits.append)
+            w.rank0.silent = True
+            await asyncio.sleep(0.2)  # the last report is in
+            w.frontend.health.state = structs.replace(w.frontend.health.state, turn_s=0.0)
+            assert not w.frontend.ready().good
+            assert waits
+            waits.clear()
+            assert not w.frontend.ready().good
+            assert not w.frontend.alive().good
+            assert waits == []
 
     asyncio.run(story())
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import zmq
 
+from encodepool_worker.shell.__main__ import _thread_failed
 from encodepool_worker.towers.tiny import write_tiny_model
 from encodepool_worker.wire import intake
 
@@ -148,6 +150,24 @@ def test_a_model_that_cannot_be_loaded_is_told_in_the_last_words(start, short_di
     process = start(model=short_dir / "no-such-model")
     assert process.popen.wait(LOAD_SECONDS) == 1
     assert "no-such-model" in process.last_words()
+
+
+def test_an_error_nobody_foresaw_is_told_in_the_last_words(start, short_dir):
+    (short_dir / "back.ipc").mkdir()  # so that binding fails; a GPU without memory ends the same way
+    process = start()
+    assert process.popen.wait(LOAD_SECONDS) == 1
+    assert "ZMQError" in process.last_words()
+
+
+def test_a_thread_that_dies_ends_the_rank_with_its_name(monkeypatch):
+    crashes = []
+    monkeypatch.setattr(threading, "excepthook", partial(_thread_failed, crashes.append))
+    thread = threading.Thread(target=lambda: 1 // 0, name="encodepool-sender")
+    thread.start()
+    thread.join()
+    assert crashes == [
+        "thread encodepool-sender failed: ZeroDivisionError('integer division or modulo by zero')"
+    ]
 
 
 def test_a_refusal_of_the_route_table_is_told_in_the_last_words(start, route_table):

@@ -133,3 +133,19 @@ def test_closing_does_not_wait_long_for_a_dead_receiver(receiver):
     started_s = time.monotonic()
     sender.close()
     assert time.monotonic() - started_s < 3
+
+
+def test_more_endpoints_than_sockets_cost_frames_and_not_the_worker(open_sender, receiver, wait_until):
+    """Frames name the endpoints, and anyone can send frames. The fixture sees to the crashes."""
+    sender, metrics = open_sender(max_endpoints=4)
+    for number in range(1, 200):
+        sender.send((f"127.1.0.{number}", 5000), 7, Status.FAILED)  # nobody takes them: sockets linger
+    wait_until(lambda: metrics.snapshot().get(DROPPED, 0) > 0)
+    socket, port = receiver()
+
+    def arrives():
+        sender.send(("127.0.0.1", port), 8, Status.SUCCESS)
+        return socket.poll(100)
+
+    wait_until(arrives)
+    assert receive(socket) == (8, Status.SUCCESS, 3)

@@ -1,6 +1,7 @@
 """The tower's thread: one answer for each batch, and a bad item fails alone where it can be told."""
 
 import queue
+import time
 
 import pytest
 
@@ -9,7 +10,7 @@ from encodepool_worker.core.instructions import Job, RunBatch
 from encodepool_worker.shell.metrics import Metrics
 from encodepool_worker.shell.pixels import Pixels, PixelTable
 from encodepool_worker.shell.store_memory import StoreMemory
-from encodepool_worker.shell.tower_runner import TowerRunner
+from encodepool_worker.shell.tower_runner import RATE_TOKENS, TowerRunner
 from encodepool_worker.types import ByteRange, Grid, Item, Modality, RowLayout
 
 POISON, NOT_FINITE, DISASTER = 1000.0, 2000.0, 3000.0
@@ -114,3 +115,15 @@ def test_a_batch_is_predicted_from_those_before_it(bench):
     assert samples["encodepool_batches_total"] == 2
     assert samples["encodepool_batch_items_total"] == 3
     assert samples["encodepool_batch_tokens_total"] == 12
+
+
+def test_a_few_small_items_do_not_make_a_queue_look_endless(bench):
+    started_s = time.monotonic()
+    bench.run(bench.job())
+    assert bench.runner.tokens_per_s > RATE_TOKENS / (time.monotonic() - started_s)
+
+
+def test_a_batch_without_a_sound_item_says_nothing_about_the_pace(bench):
+    bench.run(bench.job(grid=Grid(1, 4, 6)))
+    bench.run(bench.job(NOT_FINITE), batch=2)
+    assert bench.runner.tokens_per_s is None

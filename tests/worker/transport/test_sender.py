@@ -249,3 +249,27 @@ def test_many_peers_many_writes_under_faults_are_all_answered(sender_of, receive
             inbox.settled(number)
     outcomes = Counter(type(inbox.answer(number)).__name__ for number in numbers)
     assert outcomes["Done"] >= 100
+
+
+def test_a_probe_that_cannot_be_made_settles_nothing_and_is_tried_again(
+    sender_of, send, inbox, script, address, wait_until
+):
+    """An engine that fails at once says nothing of the peer, whose late write may still land."""
+    sender = sender_of(make_engine=script.make, probe_pause_s=0.02)
+    peer = address("p:1")
+    assert inbox.answer(send(sender, peer)) == Done(1)
+    tries = []
+
+    def time_out(engine, session, slices):
+        raise WriteTimedOut("no progress")
+
+    def probe(engine, session):
+        tries.append(session)
+        if len(tries) < 4:
+            raise TransportError("no further engine could be made") if len(tries) % 2 else OSError("no port")
+        return True
+
+    script.write, script.probe = time_out, probe
+    assert inbox.answer(send(sender, peer)).may_land_late
+    assert inbox.settled(2) == Settled(2, by_probe=True)
+    assert len(tries) == 4

@@ -236,13 +236,18 @@ class Pipeline:
     def _is_full(self) -> bool:
         return self._rooms.n_live >= self.limits.max_rooms
 
+    @property
+    def _is_full_of_announcements(self) -> bool:
+        """Anyone can send frames: rooms without a request must not keep out those with one."""
+        return 2 * self._rooms.counts[RoomState.ANNOUNCED] >= self.limits.max_rooms
+
     def _refused(self, event: Refused) -> None:
         self._counters["refused_requests"] += 1
         self._feed(event.room, event)
 
     def _announced(self, event: Announced) -> None:
         state = self._rooms.state(event.room)
-        full = state is RoomState.NEW and self._is_full
+        full = state is RoomState.NEW and (self._is_full or self._is_full_of_announcements)
         self._feed(event.room, on.Spoke(event.receiver, self._stored(event.room)))
         if full:
             self._feed(event.room, Aborted(event.room, "too many rooms are open"))

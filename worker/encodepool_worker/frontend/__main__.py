@@ -27,6 +27,10 @@ def main(argv: list[str]) -> int:
         child.last_words(str(error))
         get_logger().error("the frontend cannot start", problem=str(error))
         return 1
+    except Exception as error:  # noqa: BLE001 - whatever it is, the termination message has to say it
+        get_logger().exception("the frontend cannot go on")
+        child.last_words(f"{type(error).__name__}: {error}")
+        return 1
 
 
 async def serve(settings: Settings, child: Child) -> int:

@@ -142,8 +142,13 @@ class Frontend:
         )
 
     def _catch_up(self) -> None:
-        """Reads what has arrived; where that is old, also what is still on its way."""
+        """Reads what has arrived; where that is old, also what is still on its way.
+
+        Once withdrawn nothing hangs on it, and every answer would hold up all others.
+        """
         self._link.read()
+        if self.health.phase is Phase.WITHDRAWN:
+            return
         give_up_s = time.monotonic() + CATCH_UP_S
         while not self.health.alive(now_s := time.monotonic()).good and now_s < give_up_s:
             self._link.wait(give_up_s - now_s)

@@ -7,6 +7,9 @@ Sizes are told only when every rank has registered. A receiver keeps a complete 
 does not keep an incomplete one, so an early answer would cost it its room, a late one only this try.
 """
 
+import socket
+from typing import Any
+
 from aiohttp import web
 
 from ..errors import WireError
@@ -82,6 +85,9 @@ def bootstrap_app(table: RouteTable) -> web.Application:
             registration = decode_registration(await request.read())
         except WireError as error:
             return web.Response(status=400, text=str(error))
+        if not _from_this_machine(request):
+            get_logger().warning("registration refused", peer=request.remote, problem="from another machine")
+            return web.Response(status=403, text="ranks register from the machine they run on")
         problem = table.register(registration)
         if problem:
             get_logger().warning("registration refused", peer=request.remote, problem=problem)
@@ -107,6 +113,24 @@ def bootstrap_app(table: RouteTable) -> web.Application:
     app.router.add_get(HEALTH_PATH, health)
     app.router.add_route("*", ROUTE_PATH, route)
     return app
+
+
+def _from_this_machine(request: web.Request) -> bool:
+    """Receivers ask once and keep the answer: whoever could register from elsewhere, even once,
+    could have the frames of all of them."""
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    return peer is not None and is_own_address(peer)
+
+
+def is_own_address(address: tuple[Any, ...]) -> bool:
+    """Whether (host, port, ...) is an address of this machine: only such a one can be bound."""
+    host, _, *scope = address
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0, *scope))
+    except OSError:
+        return False
+    return True
 
 
 def _json(body: bytes) -> web.Response:

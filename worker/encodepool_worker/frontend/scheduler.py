@@ -131,6 +131,7 @@ class SchedulerService:
             "temporal_patch_size": spec.temporal_patch_size,
             "merge_size": spec.merge_size,
             "transfer_backend": self.settings.transfer_backend,
+            "transfer_protocol": self.settings.transfer_protocol,
             "incarnation": self.settings.incarnation,
         }
         namespace = namespace_id()

@@ -4,7 +4,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 
 from ..child import Child
 from ..errors import ConfigError, WorkerError
@@ -24,12 +26,18 @@ def main(argv: list[str]) -> int:
     child.start()
     # Nothing has been accepted yet: until the loop runs, asking to end is ending.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    # A lane, a probe or the watcher that dies in silence would leave rooms without a verdict.
+    threading.excepthook = partial(_thread_failed, _crasher(child))
     _raise_file_limit()
     try:
         run(settings, child)
-    except (WorkerError, MemoryError) as error:
+    except WorkerError as error:
         get_logger().error("the rank cannot go on", problem=str(error))
         child.last_words(str(error))
+        return 1
+    except Exception as error:  # noqa: BLE001 - torch has many: a GPU that is full, lost or of no use
+        get_logger().exception("the rank cannot go on")
+        child.last_words(f"{type(error).__name__}: {error}")
         return 1
     return 0
 
@@ -77,6 +85,12 @@ def _crasher(child: Child) -> Callable[[str], None]:
         os._exit(1)
 
     return crash
+
+
+def _thread_failed(crash: Callable[[str], None], args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread else "?"
+    get_logger().error("a thread failed", thread=name, exc_info=args.exc_value)
+    crash(f"thread {name} failed: {args.exc_value!r}")
 
 
 def _raise_file_limit() -> None:

@@ -113,7 +113,14 @@ class StatusSender:
         if len(self._sockets) >= self._max_endpoints:
             _, (oldest, _) = self._sockets.popitem(last=False)
             oldest.close(linger=CLOSE_LINGER_MS)
-        socket = self._context.socket(zmq.PUSH)
+        try:
+            socket = self._context.socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            # Closed sockets count until they have lingered: whoever names many endpoints, and anyone
+            # can, gets fewer frames and does not end the worker.
+            self._drop()
+            get_logger().warning("status frame dropped: no socket for it", problem=str(error), host=host)
+            return None
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.SNDHWM, self._max_per_endpoint)
         socket.setsockopt(zmq.LINGER, CLOSE_LINGER_MS)

@@ -19,6 +19,10 @@ from .threads import Crash, start_thread
 PACE_WEIGHT = 0.2
 """Weight of the newest batch in the moving average of seconds per token."""
 
+RATE_DECAY = 1 - PACE_WEIGHT
+RATE_TOKENS = 1024
+"""A batch of fewer tokens takes about as long as one of these: full batches are not as slow a token."""
+
 
 class TowerRunner:
     """Pixels -> tower -> rows in their entries. ``answer`` gets one event for each batch.
@@ -44,6 +48,7 @@ class TowerRunner:
         self._metrics = metrics
         self._crash = crash
         self._seconds_per_token: float | None = None
+        self._recent = (0.0, 0.0)  # tokens and seconds of the last batches, older ones weigh less
         self._expected_s: float | None = None
         self._orders: queue.Queue[RunBatch | None] = queue.Queue(2)
         self._thread = start_thread("tower", self._run, crash)
@@ -55,9 +60,12 @@ class TowerRunner:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The tower's measured rate; None while nothing has been measured."""
-        pace = self._seconds_per_token
-        return None if not pace else 1 / pace
+        """The rate of full batches, as far as it has been seen; None while nothing has been measured.
+
+        For predicting how long a queue takes. A few small items must not make it look endless.
+        """
+        tokens, seconds = self._recent
+        return tokens / seconds if seconds else None
 
     def submit(self, order: RunBatch) -> None:
         """Never waits: there is one batch at a time. Raises queue.Full otherwise, which is a bug."""
@@ -153,8 +161,11 @@ class TowerRunner:
             self._crash(f"the device is lost: {error}; it began with: {reason}")
 
     def _count(self, order: RunBatch, answer: BatchEncoded | BatchFailed, seconds: float) -> None:
-        if isinstance(answer, BatchEncoded):
-            pace = seconds / _cost(order)
+        if isinstance(answer, BatchEncoded) and len(answer.failures) < len(order.jobs):
+            cost = _cost(order)
+            tokens, before_s = self._recent
+            self._recent = (RATE_DECAY * tokens + max(cost, RATE_TOKENS), RATE_DECAY * before_s + seconds)
+            pace = seconds / cost
             known = self._seconds_per_token
             self._seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)
         self._metrics.add("encodepool_tower_seconds_total", seconds)

@@ -257,10 +257,11 @@ class Sender:
 
     def _run_probe(self, probe: Probe) -> None:
         peer = probe.peer
+        answered, broken = False, ""
         try:
             answered = self._pool.probe(peer.session)
-        except TransportError:  # the engines are closed
-            answered = False
+        except Exception as exc:  # noqa: BLE001 - a probe without an end would block its peer for good
+            broken = str(exc) or repr(exc)
         now_s = time.monotonic()
         with self._lock:
             self._probes.discard(probe)
@@ -279,6 +280,9 @@ class Sender:
                 elif peer.state is not PeerState.BROKEN or now_s >= peer.blocked_until_s:
                     peer.state = PeerState.READY
                     self._line_up(peer)
+            elif broken:  # our own trouble: it says nothing of the peer, so nothing is settled
+                self._break(peer, f"{peer.session} cannot be probed: {broken}", 0.0)
+                peer.probe_again_s = now_s + self._limits.probe_pause_s
             elif now_s - probe.started_s < self._limits.probe_timeout_s:
                 self._settle(peer, peer.unsettled, by_probe=False)
                 why = f"{peer.session} is gone: nothing answers there"

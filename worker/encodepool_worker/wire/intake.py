@@ -200,6 +200,10 @@ def _check_message(message: Message) -> None:
 def _check_submit(message: Submit) -> None:
     if len(message.key) != 16:
         raise WireError("key", message.key.hex(), "16 bytes")
+    if not 0 < message.n_tokens < 2**31:
+        raise WireError("n_tokens", message.n_tokens, "in [1, 2**31)")
+    if message.cost == 0:
+        raise WireError("cost", message.cost, "> 0")
     if not message.grids:
         raise WireError("grids", message.grids, "at least one grid")
     for grid in message.grids:
