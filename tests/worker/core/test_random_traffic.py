@@ -7,6 +7,7 @@ counts, or it would show nothing.
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 from encodepool_worker.core.limits import COUNTERS
 from encodepool_worker.core.room import RoomState
@@ -25,6 +26,7 @@ WEIGHTS = {
     "request": 20,
     "receivers": 20,
     "one_receiver": 6,
+    "moved_receiver": 3,
     "again": 4,
     "odd_frame": 3,
     "odd_request": 3,
@@ -78,6 +80,12 @@ class Traffic:
     def one_receiver(self):
         room = self.recent()
         self.driver.announce(room, self.chance.choice(self.shards(room)))
+
+    def moved_receiver(self):
+        """A repeated request: the prefill waits at another address now."""
+        room = self.recent()
+        receiver = self.chance.choice(self.shards(room))
+        self.driver.announce(room, replace(receiver, main_ptr=0x8_0000 + 64 * self.chance.randrange(9)))
 
     def again(self):
         done = [

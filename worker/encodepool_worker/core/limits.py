@@ -93,6 +93,7 @@ COUNTERS = {
     "bad_reshipments": "receivers that asked again and cannot be served",
     "surplus_receivers": "receivers beyond a room's fan-out",
     "repeated_frames": "frames that repeat what is known",
+    "replaced_frames": "frames that gave a waiting receiver another address",
     "told_success": "verdicts sent",
     "told_failed": "verdicts sent",
     "ignored": "events that their room does not mind",

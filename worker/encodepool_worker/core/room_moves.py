@@ -146,20 +146,24 @@ def refused(room: Room, event: Refused) -> Outcomes:
 def frame_while_gathering(room: Room, event: Spoke) -> Outcomes:
     receiver = event.receiver
     party = room.parties.get(receiver.session)
+    if party and party.receiver == receiver:
+        return stay(room, Count("repeated_frames"))
     if party:
-        if party.receiver == receiver:
-            return stay(room, Count("repeated_frames"))
+        # SMG repeats a request with the same room: the
+        # prefill has given the older address up, and nothing is being written there.
         party.receiver = receiver
-        return fail(room, f"receiver {receiver.session} contradicts itself")
-    if room.claimed:
+    elif room.claimed:
         return stay(room, Tell(receiver, Status.FAILED), Count("surplus_receivers"))
+    else:
+        room.parties[receiver.session] = Party(receiver)
     room.fanout = room.fanout or receiver.fanout
-    room.parties[receiver.session] = Party(receiver)
     if receiver.fanout != room.fanout:
         return fail(room, f"receivers disagree: fan-out {room.fanout} and {receiver.fanout}")
     problem = problem_with(room, [receiver])
     if problem:
         return fail(room, problem)
+    if party:
+        return stay(room, Count("replaced_frames"))
     return stay(room, Claim()) if room.claimed and room.holds else stay(room)
 
 
