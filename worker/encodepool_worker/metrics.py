@@ -111,7 +111,6 @@ TABLE: tuple[Metric, ...] = (
     Metric("encodepool_breakers_open", GAUGE, LOOP, "Peers that are not written to for now."),
     Metric("encodepool_status_dropped_total", COUNTER, LOOP, "Status frames that a receiver did not take."),
     Metric("encodepool_frames_malformed_total", COUNTER, LOOP, "Control frames that could not be read."),
-    Metric("encodepool_rank_disagreements_total", COUNTER, LOOP, "Batches whose ranks did not agree."),
 )
 
 BY_NAME = MappingProxyType({metric.name: metric for metric in TABLE})

@@ -125,9 +125,6 @@ def test_a_segment_is_described_not_opened(form):
     tensor.shm.owner_id = "smg:12"
     item = parse_encode(form(request), SPEC, LIMITS)
     assert item.pixels.payload == ShmSource("smg-tokenspeed-12-1699-3", 0, 49152, "smg:12")
-    with pytest.raises(RequestRefused) as refusal:
-        parse_encode(form(request), SPEC, EncodeLimits(allow_shm=False))
-    assert refusal.value.field == f"{PIXELS}.shm"
 
 
 # --- refusals

@@ -175,7 +175,7 @@ class Pipeline:
         )
 
     def story(self, room: int) -> list[str]:
-        """What happened to a room lately, one line an event; for the log line of its failure."""
+        """What happened to a room lately, one line an event."""
         return self._story.tail(room)
 
     def state(self, room: int) -> RoomState:

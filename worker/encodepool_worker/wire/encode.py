@@ -36,11 +36,10 @@ _ITEM = "mm_inputs.items[0]"
 
 @dataclass(frozen=True, slots=True)
 class EncodeLimits:
-    """What one item may weigh. ``allow_shm`` is False where no gateway shares this host's memory."""
+    """What one item may weigh."""
 
     max_patches: int = 262_144
     max_pixel_bytes: int = 1 << 30
-    allow_shm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,17 +239,15 @@ def _payload(
             _refuse(f"{field}.inline", f"{len(payload)} bytes, shape and dtype say {nbytes}")
         return payload
     if kind == "shm":
-        return _shm(tensor.shm, nbytes, limits)
+        return _shm(tensor.shm, nbytes)
     if kind == "remote":
         name = tensor.remote.transport[:32]
         _refuse(f"{field}.remote", f"transport {name!r} is not served; send pixels inline or through shm")
     _refuse(field, "has no payload")
 
 
-def _shm(handle: Any, nbytes: int, limits: EncodeLimits) -> ShmSource:
+def _shm(handle: Any, nbytes: int) -> ShmSource:
     field = f"{_ITEM}.encoder_input.shm"
-    if not limits.allow_shm:
-        _refuse(field, "shared memory is not served here; send pixels inline")
     if not _SHM_NAME.fullmatch(handle.name):
         _refuse(f"{field}.name", f"{handle.name[:64]!r} is no name of a segment (no path, no leading dot)")
     if handle.nbytes != nbytes:
