@@ -1,0 +1,138 @@
+"""How pools of a cluster are shown: the columns of ``kubectl get``, and one pool in detail."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .progress import PIPE_WIDTH
+
+Object = Mapping[str, Any]
+
+POOL_COLUMNS = ("NAMESPACE", "NAME", "DESIRED", "READY", "UPDATED", "TP", "MODEL", "AVAILABLE", "AGE")
+GROUP_COLUMNS = ("GROUP", "PHASE", "REVISION", "INCARNATION", "HOST", "RESTARTS", "REASON")
+CONDITION_COLUMNS = ("CONDITION", "STATUS", "REASON", "MESSAGE")
+PLAN_COLUMNS = ("ACTION", "GROUP", "REASON")
+
+
+def print_table(pools: Sequence[Object], *, detailed: bool) -> None:
+    _console().print(_shown(pools, detailed, datetime.now(UTC)))
+
+
+def print_plan(steps: Sequence[Object]) -> None:
+    console = _console()
+    if not steps:
+        console.print("nothing to do")
+        return
+    table = _table(PLAN_COLUMNS)
+    for step in steps:
+        _add(table, step["action"], "" if step["group"] is None else step["group"], step["reason"])
+    console.print(table)
+
+
+class LiveTable:
+    """Shows pools again and again: in place on a terminal, elsewhere one table after another."""
+
+    def __init__(self, *, detailed: bool) -> None:
+        self._detailed = detailed
+        self._console = _console()
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> "LiveTable":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def show(self, pools: Sequence[Object]) -> None:
+        shown = _shown(pools, self._detailed, datetime.now(UTC))
+        if self._console.is_terminal:
+            self._live.update(shown, refresh=True)
+        else:
+            self._console.print(shown)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def _shown(pools: Sequence[Object], detailed: bool, now: datetime) -> Group | Table | str:
+    if not pools:
+        return "no EncodePools found"
+    table = _table(POOL_COLUMNS)
+    for pool in pools:
+        _add(table, *_pool_cells(pool, now))
+    if not detailed:
+        return table
+    status = pools[0].get("status") or {}
+    parts: list[Table] = [table, _conditions(status)]
+    if status.get("groups"):
+        parts.append(_groups(status))
+    spaced: list[Table | str] = []
+    for part in parts:
+        spaced += [part, ""]
+    return Group(*spaced[:-1])
+
+
+def _pool_cells(pool: Object, now: datetime) -> tuple[Any, ...]:
+    meta, spec, status = pool["metadata"], pool.get("spec") or {}, pool.get("status") or {}
+    model = spec.get("model") or {}
+    available: Object = next((c for c in status.get("conditions") or () if c["type"] == "Available"), {})
+    return (
+        meta.get("namespace", ""),
+        meta["name"],
+        spec.get("replicas", ""),
+        status.get("readyReplicas", 0),
+        status.get("updatedReplicas", 0),
+        spec.get("tensorParallelSize", ""),
+        model.get("name") or model.get("path") or "",
+        available.get("status", "Unknown"),
+        _age(meta.get("creationTimestamp", ""), now),
+    )
+
+
+def _conditions(status: Object) -> Table:
+    table = _table(CONDITION_COLUMNS)
+    for condition in status.get("conditions") or ():
+        _add(table, *(condition.get(key, "") for key in ("type", "status", "reason", "message")))
+    return table
+
+
+def _groups(status: Object) -> Table:
+    table = _table(GROUP_COLUMNS)
+    for group in status["groups"]:
+        keys = ("index", "phase", "revision", "incarnation", "host", "restarts", "reason")
+        _add(table, *(group.get(key, "") for key in keys))
+    if status.get("groupsTruncated"):
+        _add(table, "...", f"and {status['groupsTruncated']} more")
+    return table
+
+
+def _table(columns: Sequence[str]) -> Table:
+    return Table(*columns, box=None, pad_edge=False, header_style="")
+
+
+def _add(table: Table, *cells: Any) -> None:
+    table.add_row(*(Text(str(cell)) for cell in cells))
+
+
+def _age(created: str, now: datetime) -> str:
+    try:
+        passed_s = int((now - datetime.fromisoformat(created)).total_seconds())
+    except ValueError:
+        return ""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if passed_s >= 2 * length_s:
+            return f"{passed_s // length_s}{unit}"
+    return f"{max(0, passed_s)}s"

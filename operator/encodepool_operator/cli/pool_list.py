@@ -1,0 +1,59 @@
+"""``encodepool encode --pool``: the published list of a pool of a cluster, as the file that clients read.
+
+The command itself belongs to the worker's package and knows only ``--endpoints FILE``. Here it gets one
+more option, which fetches the pool's ConfigMap into a file and passes that on.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+LIST = "endpoints.json"
+
+
+def with_pool_option(command: click.Command) -> click.Command:
+    """``command`` with ``--pool``; as it is if it takes no ``--endpoints`` (it could not be imported)."""
+    if not any("--endpoints" in parameter.opts for parameter in command.params):
+        return command
+    inner = command.callback
+    assert inner is not None
+
+    def run(**given: Any) -> Any:
+        pool, context = given.pop("pool"), given.pop("context")
+        if pool is None:
+            return inner(**given)
+        if given["endpoints"] is not None:
+            raise click.UsageError("--pool and --endpoints both name the list: leave one out")
+        with tempfile.TemporaryDirectory(prefix="encodepool-") as folder:
+            file = Path(folder) / LIST
+            file.write_text(published_list(pool, context), encoding="utf-8")
+            return inner(**given | {"endpoints": file})
+
+    extra = [
+        click.Option(["--pool"], metavar="[NS/]NAME", help="A pool of the cluster instead of a file."),
+        click.Option(["--context"], metavar="NAME", help="With --pool: context of the kubeconfig."),
+    ]
+    return click.Command(
+        name=command.name,
+        callback=run,
+        params=[*command.params, *extra],
+        help=command.help,
+        epilog=command.epilog,
+        short_help=command.short_help,
+        context_settings=command.context_settings,
+    )
+
+
+def published_list(pool: str, context: str | None) -> str:
+    """The text of the list. Raises click.ClickException."""
+    from encodepool_operator.controller.look import Where, read_list
+
+    from .cluster import run_async
+
+    namespace, _, name = pool.rpartition("/")
+    text = run_async(read_list(Where(namespace, context, name=name)))
+    if text is None:
+        raise click.ClickException(f"pool {pool} has published no list; see `encodepool status {name}`")
+    return text

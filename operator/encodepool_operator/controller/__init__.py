@@ -1,0 +1,1 @@
+"""The operator process: watch, cache, plan, act. Decisions are made in ``core``."""

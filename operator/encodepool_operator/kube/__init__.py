@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, cache of watched objects, and the Lease. Knows nothing about pools."""

@@ -1,0 +1,108 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from encodepool_operator.controller.events import EACH_LIMIT, QUEUE_LIMIT, EventPoster, Notice, notices
+from encodepool_operator.controller.health import Progress, stuck
+from encodepool_operator.controller.metrics import Metrics
+from encodepool_operator.core import actions
+from encodepool_operator.core.record import GroupRecord, LastFailure, PortBlock
+from encodepool_operator.core.snapshot import Publication, RevisionRecord
+from encodepool_operator.kube.errors import Unreachable
+
+RECORD = GroupRecord(3, "r", PortBlock(1, 2, 3, 4), 0.0)
+REVISION = RevisionRecord("r", 1, "s", "{}")
+FAILURE = LastFailure(0.0, 3, "OOMKilled")
+
+
+def words(*done):
+    return [(notice.type, notice.reason) for notice in notices(done)]
+
+
+def test_a_failure_is_a_warning_and_a_planned_stop_is_not():
+    failed = actions.StopGroup(0, REVISION, replace(RECORD, failure=FAILURE), "group 0 failed")
+    planned = actions.StopGroup(0, REVISION, RECORD, "group 0 has been drained")
+    earlier = actions.StopGroup(
+        0, REVISION, replace(RECORD, failure=replace(FAILURE, incarnation=2)), "group 0 has been drained"
+    )
+    assert words(failed) == [("Warning", "GroupFailed")]
+    assert words(planned) == words(earlier) == [("Normal", "GroupStopped")]
+
+
+def test_book_keeping_makes_no_events():
+    seal = actions.RecordGroup(0, 1, REVISION, RECORD, "it is complete")
+    drain = replace(seal, record=replace(RECORD, draining_since=1.0))
+    assert words(seal, actions.WriteStatus({}, "r"), actions.ReserveIncarnations(1, "r")) == []
+    assert words(drain) == [("Normal", "GroupDraining")]
+
+
+def test_many_like_actions_become_one_event():
+    publish = actions.Publish(0, "p", "u", Publication(1, 2, "m"), "group 0 is ready")
+    assert len(notices([publish] * EACH_LIMIT)) == EACH_LIMIT
+    (one,) = notices([publish] * 50)
+    assert one.message == "50 times, first: group 0 is ready"
+
+
+@pytest.fixture
+def pool(make_pool):
+    return make_pool()
+
+
+class Server:
+    def __init__(self):
+        self.got = []
+        self.down = False
+
+    async def create(self, kind, obj):
+        if self.down:
+            raise Unreachable("down")
+        self.got.append(obj)
+
+
+def test_an_event_names_the_pool_and_nothing_fails_with_it(pool):
+    async def story():
+        server, metrics = Server(), Metrics()
+        poster = EventPoster(server, metrics, "me")
+        poster.post(pool, Notice("Normal", "GroupStarted", "x" * 5000))
+        running = asyncio.create_task(poster.run())
+        while not server.got:
+            await asyncio.sleep(0)
+        server.down = True
+        poster.post(pool, Notice("Normal", "GroupStarted", "again"))
+        while not metrics.events_dropped._value.get():
+            await asyncio.sleep(0)
+        running.cancel()
+        return server.got
+
+    (event,) = asyncio.run(story())
+    assert event["involvedObject"]["uid"] == "pool-uid"
+    assert (event["metadata"]["namespace"], event["reportingComponent"]) == ("ns", "encodepool-operator")
+    assert len(event["message"]) == 1024
+
+
+def test_a_burst_of_events_is_bounded(pool):
+    metrics = Metrics()
+    poster = EventPoster(Server(), metrics, "me")
+    for _ in range(QUEUE_LIMIT + 3):
+        poster.post(pool, Notice("Normal", "GroupStarted", "r"))
+    assert metrics.events_dropped._value.get() == 3
+
+
+GOOD = Progress(queue_s=1, resync_s=100, resync_limit_s=900, lease_s=3, lease_limit_s=60)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({}, ""),
+        ({"resync_s": None}, ""),
+        ({"queue_s": 301}, "pool has waited"),
+        ({"resync_s": 901}, "nothing has been listed"),
+        ({"lease_s": 61}, "lease"),
+    ],
+)
+def test_alive_means_that_it_gets_on(facts, why):
+    found = stuck(replace(GOOD, **facts))
+    assert bool(found) == bool(why)
+    assert why in found
