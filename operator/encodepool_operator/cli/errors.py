@@ -25,6 +25,9 @@ def run_command(command: click.Command, argv: Sequence[str] | None, program: str
         result = command.main(arguments, prog_name=program, standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         return _end(program, "interrupted", INTERRUPTED, debug)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else program
         return _end(program, f"{error.format_message()} (see `{where} --help`)", USAGE, debug)

@@ -11,6 +11,8 @@ from rich.text import Text
 from encodepool_operator.local.report import GroupRow, Report
 
 PIPE_WIDTH = 1000
+LEAST_WIDTH = 120
+"""A narrow terminal breaks long lines by itself; cutting them would hide the ports."""
 
 COLUMNS = ("GROUP", "PHASE", "REVISION", "INCARNATION", "URL", "BOOTSTRAP", "RESTARTS", "REASON")
 
@@ -20,6 +22,8 @@ def status_table(report: Report, *, running: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)  # for a program that reads, a line stays a line
+    elif console.width < LEAST_WIDTH:
+        console = Console(width=LEAST_WIDTH)
     if not running and not report.groups:
         console.print(f"pool {report.pool} is down")
         return

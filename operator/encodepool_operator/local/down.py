@@ -1,5 +1,6 @@
 """``encodepool local down``: drain, end every process, leave nothing; also when no controller runs."""
 
+import logging
 import shutil
 import signal
 import time
@@ -37,12 +38,16 @@ def down(
         note(f"there is no pool in {state_dir.root}")
         return
     limit_s = _limit_s(state_dir)
-    _ask_controller(state_dir, limit_s, note, progress)
+    asked = _ask_controller(state_dir, limit_s, note, progress)
     if not load_state(state_dir.state).groups:
+        if not asked:
+            note(f"no pool runs in {state_dir.root}")
         return
     # Only a pool without a controller needs one in this process.
+    from .logs import setup_logs
     from .run import run_controller, surroundings
 
+    setup_logs(logging.WARNING)
     try:
         run_controller(state_dir, surroundings([], environ), stopping=True, limit_s=limit_s)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, a pool can be ended
@@ -65,8 +70,11 @@ def _limit_s(state_dir: StateDir) -> float:
 
 def _ask_controller(
     state_dir: StateDir, limit_s: float, note: Callable[[str], None], progress: Callable[[Report], None]
-) -> None:
-    """SIGTERM to whoever holds the directory, until nobody does; SIGKILL when it takes too long."""
+) -> bool:
+    """SIGTERM to whoever holds the directory, until nobody does; SIGKILL when it takes too long.
+
+    False if nobody held it.
+    """
     deadline_s = time.monotonic() + limit_s
     asked: ProcessId | None = None
     while (pid := state_dir.holder()) is not None:
@@ -87,6 +95,7 @@ def _ask_controller(
         reaped_by_s = time.monotonic() + REAPED_S
         while is_known(asked) and time.monotonic() < reaped_by_s:
             time.sleep(POLL_S)
+    return asked is not None
 
 
 def _show(state_dir: StateDir, progress: Callable[[Report], None]) -> None:

@@ -80,6 +80,21 @@ def check_devices(spec: Spec, devices: Sequence[str]) -> None:
         )
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice: YAML would silently keep the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key_node.value!r} stands there twice", key_node.start_mark
+                )
+            if isinstance(key_node, yaml.ScalarNode):
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -88,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path} is not UTF-8 text") from error
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
         raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if len(documents) != 1 or not isinstance(documents[0], dict):

@@ -155,6 +155,7 @@ def test_all_ranks_of_a_group_share_one_supervisor(manifest):
         ("", "must hold one EncodePool"),
         ("- a", "must hold one EncodePool"),
         ("a: 1\n---\nb: 2", "must hold one EncodePool"),
+        ("spec:\n  replicas: 2\n  replicas: 3", "the key 'replicas' stands there twice"),
         ("a: 1", "apiVersion: must be encodepool.dev/v1alpha1"),
     ],
 )

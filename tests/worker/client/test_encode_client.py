@@ -13,6 +13,7 @@ from encodepool_worker.client.endpoints import (
     explicit_endpoint,
     in_order_of_choice,
     read_endpoints,
+    ready_endpoints,
     split_url,
 )
 from encodepool_worker.client.facts import facts_from_server
@@ -220,6 +221,13 @@ def test_endpoints_that_make_no_sense_are_named(endpoints_file, side, tmp_path):
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(ClientError, match=message):
             read_endpoints(tmp_path / "other.json")
+
+
+def test_a_group_that_is_not_ready_needs_no_address(endpoints_file, side):
+    starting = side.entry(ready=False, host="", bootstrapHost="", grpcPort=0, bootstrapPort=0)
+    listed = read_endpoints(endpoints_file(starting, side.entry()))
+    assert [endpoint.ready for endpoint in listed] == [False, True]
+    assert ready_endpoints(listed, "the list") == listed[1:]
 
 
 def test_addresses_are_understood_with_and_without_brackets():

@@ -118,14 +118,21 @@ def _endpoint(entry: Any, where: str) -> Endpoint:
     if not isinstance(entry, dict):
         raise ClientError(f"{where} is not an object")
 
+    # A group that is not ready may have no address (yet); only its reason is of use.
+    ready = entry.get("ready") is True
+
     def text(name: str) -> str:
         value = entry.get(name)
+        if not ready and value in (None, ""):
+            return ""
         if not isinstance(value, str) or not value:
             raise ClientError(f"{where}.{name} is {value!r}, must be a non-empty string")
         return value
 
     def port(name: str) -> int:
         value = entry.get(name)
+        if not ready and value in (None, 0):
+            return 0
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 65536:
             raise ClientError(f"{where}.{name} is {value!r}, must be a port")
         return value
@@ -137,6 +144,6 @@ def _endpoint(entry: Any, where: str) -> Endpoint:
         bootstrap_host=text("bootstrapHost"),
         bootstrap_port=port("bootstrapPort"),
         group=str(entry.get("group", "")),
-        ready=entry.get("ready") is True,
+        ready=ready,
         reason=str(entry.get("reason") or ""),
     )
