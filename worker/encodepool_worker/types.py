@@ -12,6 +12,10 @@ from .errors import WireError
 ROOM_LIMIT = 2**63
 """Rooms are in [0, 2**63 - 1): SMG draws them there (one per image, never reused)."""
 
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""Longest Encode request. An image of 4096 x 4096 arrives in 192 MiB (12 bytes a pixel); the
+reference has this limit too."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "uint32": 4}
 """Dtypes of SMG's TensorData and their element size in bytes."""
 

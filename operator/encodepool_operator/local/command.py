@@ -1,5 +1,6 @@
 """How a group becomes a process: its command line and its environment."""
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -18,13 +19,23 @@ from .statedir import StateDir
 
 WORKER, SERVE = engine.COMMAND
 
+WORKER_NEEDS = ("torch", "grpc", "zmq")
+"""Of the worker's extra; its script is there without them. Mooncake is not: a pool may use tcp."""
+
+ADVICE = "pip install 'encodepool[worker]'"
+
 
 def _installed_worker() -> list[str]:
     """The worker of this installation, else the one on PATH. Raises LocalError."""
     beside = Path(sys.executable).parent / WORKER
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(WORKER)
+    if os.access(beside, os.X_OK):
+        missing = [name for name in WORKER_NEEDS if importlib.util.find_spec(name) is None]
+        if missing:
+            raise LocalError(f"{WORKER} needs {', '.join(missing)}, not installed here; run: {ADVICE}")
+        return [str(beside), SERVE]
+    found = shutil.which(WORKER)
     if found is None:
-        raise LocalError(f"{WORKER} is not installed; run: pip install 'encodepool[worker]'")
+        raise LocalError(f"{WORKER} is not installed; run: {ADVICE}")
     return [found, SERVE]
 
 

@@ -11,6 +11,7 @@ import pytest
 from encodepool_operator.cli.errors import run_command
 from encodepool_operator.cli.main import encodepool, main
 from encodepool_operator.cli.plugins import PluginGroup
+from encodepool_operator.local.command import worker_argv
 from encodepool_operator.local.errors import LocalError, ManifestError
 
 
@@ -131,6 +132,20 @@ def test_a_command_whose_package_is_missing_says_which_extra_to_install(tmp_path
     done = subprocess.run([*command, "--help"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "Not installed: pip install 'encodepool[worker]'" in done.stdout
+
+
+def test_up_without_the_workers_packages_refuses_at_once(tmp_path, monkeypatch):
+    """The worker's script belongs to every installation, what it imports only to the extra."""
+    (tmp_path / "encodepool-worker").write_text("#!/bin/sh\n")
+    (tmp_path / "encodepool-worker").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert worker_argv("") == [str(tmp_path / "encodepool-worker"), "serve"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(LocalError, match=r"needs torch, grpc, zmq.*run: pip install 'encodepool\[worker\]'"):
+        worker_argv("")
+
+    assert worker_argv("my-worker serve") == ["my-worker", "serve"]
 
 
 def test_a_foreign_command_with_its_own_debug_gets_it(capsys):

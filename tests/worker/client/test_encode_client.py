@@ -102,6 +102,40 @@ def test_many_images_are_under_way_at_once(open_side, open_client, pictures):
     assert [outcomes[index].path for index in range(3)] == [str(path) for path in paths]
 
 
+def test_an_image_beyond_the_message_limit_is_refused_before_anything_is_sent(
+    side, open_client, pictures, monkeypatch
+):
+    [path] = pictures((96, 64))
+    monkeypatch.setattr("encodepool_worker.client.encode.MAX_MESSAGE_BYTES", 24 * 1536 * 4 - 1)
+
+    with pytest.raises(ImageError, match=r"96x64 pixels are 147,456 bytes in float32.*have 147,455"):
+        open_client(by_hand(side)).encode(path)
+
+    assert (side.requests, side.frames) == ([], [])
+
+
+def test_a_request_too_large_for_a_worker_is_not_taken_for_a_full_one(side, open_client, pictures):
+    [path] = pictures((64, 64))
+    side.on_encode = (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CLIENT: Received message larger than max (403 vs. 268)",
+    )
+
+    with pytest.raises(ClientError, match=r"takes no request of this size .*scale the image down") as failed:
+        open_client(by_hand(side)).encode(path)
+
+    assert "full" not in str(failed.value)
+
+
+def test_another_transfer_backend_than_the_workers_is_refused_before_sending(side, open_client, pictures):
+    [path] = pictures((64, 64))
+
+    with pytest.raises(ClientError, match="transfer backend tcp, not mooncake"):
+        open_client(by_hand(side), transfer_backend="mooncake").encode(path)
+
+    assert (side.requests, side.frames) == ([], [])
+
+
 def test_the_same_image_goes_to_the_same_endpoint(open_side, open_client, endpoints_file, pictures):
     sides = {group: open_side() for group in "abc"}
     listing = endpoints_file(*(side.entry(group) for group, side in sides.items()))

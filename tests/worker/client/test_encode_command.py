@@ -1,6 +1,10 @@
 """``encodepool encode``: what it writes, what it shows, and how it fails."""
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +126,95 @@ def test_a_stopped_command_ends_with_130_at_once(side, pictures, monkeypatch, ru
 
     assert (done.exit_code, done.stderr.strip()) == (130, "interrupted")
     assert time.monotonic() - began < 10
+
+
+NATIVE = """
+import os, sys
+from encodepool_worker.cli.quiet import native_stderr_off
+before = os.listdir("/proc/self/fd")
+for _ in range(3):
+    try:
+        with native_stderr_off():
+            os.write(2, b"native\\n")
+            print("python", file=sys.stderr)
+            raise KeyError
+    except KeyError:
+        pass
+assert os.listdir("/proc/self/fd") == before
+assert sys.stderr is sys.__stderr__
+os.write(2, b"native again\\n")
+"""
+
+
+def test_lines_of_native_libraries_stay_off_the_terminal_and_pythons_do_not():
+    done = subprocess.run([sys.executable, "-c", NATIVE], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "python\n" * 3 + "native again\n")
+
+
+def test_only_debug_shows_lines_of_native_libraries(run, side, pictures):
+    [path] = pictures((64, 64))
+    null, seen = os.stat(os.devnull).st_rdev, []
+
+    def ship(side, rank, room, info):
+        seen.append(os.fstat(2).st_rdev == null)
+        side.write(rank, room, info)
+        side.say(rank, info, room, 5)
+
+    side.on_ship = ship
+    where = ["--endpoint", side.url, "--bootstrap", f"127.0.0.1:{side.bootstrap[1]}"]
+
+    assert run(path, *where).exit_code == 0
+    assert run(path, *where, "--debug").exit_code == 0
+    assert seen == [True, False]
+    assert os.fstat(2).st_rdev != null
+
+
+def test_a_closed_stderr_is_no_error():
+    code = (
+        "import os; os.close(2)\n"
+        "from encodepool_worker.cli.quiet import native_stderr_off\n"
+        "with native_stderr_off(): print('done')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "done\n")
+
+
+HIDDEN = """
+from importlib.machinery import PathFinder
+hidden, find = ("numpy", "torch", "grpc", "zmq", "tokenizers"), PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name in hidden else find(name, *where)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "needs"),
+    [
+        ("encodepool", ["encode", "x.png", "--endpoints", "F"], "numpy"),
+        ("encodepool-worker", ["rows", "x.png", "--model", "M", "--out", "o.npz"], "torch"),
+        ("encodepool-worker", ["make-tiny-model", "DIR"], "tokenizers"),
+        ("encodepool-worker", ["serve", "--model", "M", "--bootstrap-port", "8998"], "torch"),
+    ],
+)
+def test_a_command_without_its_packages_names_the_extra(program, arguments, needs, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+
+    done = subprocess.run(
+        [Path(sys.executable).parent / program, *arguments],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert f"`{program} {arguments[0]}` needs {needs}" in done.stderr
+    assert done.stderr.endswith("not installed; run: pip install 'encodepool[worker]'\n")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["sitecustomize.py"]
 
 
 def test_norms_lie_where_their_tokens_lie():

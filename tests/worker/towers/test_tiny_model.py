@@ -112,6 +112,27 @@ def test_make_tiny_model_writes_into_a_new_folder_only(run, tmp_path):
     assert run("make-tiny-model", folder, "--family", "llava").exit_code == 2
 
 
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_interrupted_make_tiny_model_leaves_nothing(run, tmp_path, monkeypatch, existed):
+    folder = tmp_path / "model"
+    if existed:
+        folder.mkdir()
+
+    def interrupt(*_):
+        assert list(tmp_path.rglob("tokenizer.json"))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("encodepool_worker.towers.tiny._write_weights", interrupt)
+        assert run("make-tiny-model", folder).exit_code == 130
+
+    assert list(tmp_path.rglob("*")) == ([folder] if existed else [])
+    assert run("make-tiny-model", folder).exit_code == 0
+    assert list(tmp_path.iterdir()) == [folder]
+    assert read_tower_spec(folder).family == "qwen3_vl"
+    assert not list(folder.glob(".*"))
+
+
 def test_rows_writes_what_the_tower_returns(run, tmp_path, picture, qwen3_dir):
     out = tmp_path / "rows.npz"
 

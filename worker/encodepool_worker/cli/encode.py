@@ -1,9 +1,11 @@
 """``encodepool encode IMAGE...``: images through a running pool, rows back over its transfer engine."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
+from .quiet import native_stderr_off
 from .report import reported
 
 
@@ -102,7 +104,9 @@ def encode(
         client = EncodeClient.from_list(endpoints, options)
     else:
         client = EncodeClient.to_endpoint(url or "", *split_url(bootstrap or ""), options)
-    with client:
+    debug = bool(click.get_current_context().params.get("debug"))
+    # The transfer engine's library writes lines of its own even when all goes well.
+    with nullcontext() if debug else native_stderr_off(), client:
         outcomes = run_with_progress(client, images)
     done = {
         name: outcome

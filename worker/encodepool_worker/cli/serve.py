@@ -10,8 +10,12 @@ import click
 from ..errors import ConfigError
 from ..settings import BY_NAME, GROUPS, TABLE, Settings, notes
 from ..settings_table import Setting
+from .report import not_installed
 
-EXIT_USAGE = 2
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+NEEDED = ("torch", "grpc", "zmq", "aiohttp", "smg_grpc_proto")
+"""Looked for before any process starts: each of them would fail by itself, with a traceback."""
 
 EPILOG = """\b
 Example, on one machine:
@@ -87,6 +91,9 @@ def serve(**flags: Any) -> None:
         for problem in error.problems:
             click.echo(f"encodepool-worker: {problem}", err=True)
         sys.exit(EXIT_USAGE)
+    if problem := not_installed(NEEDED):
+        click.echo(f"encodepool-worker: {problem}", err=True)
+        sys.exit(EXIT_FAILED)
     # Imported here: --help and wrong usage need none of it.
     from ..logs import get_logger, setup_logs
     from ..supervisor import supervise

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClientError, WorkerError
+from ..errors import ClientError, ImageError, WorkerError
 from ..towers.spec import ImageSpec
 from ..transport.choose import make_engine
-from ..types import Grid, Modality
+from ..types import MAX_MESSAGE_BYTES, Grid, Modality
 from ..wire.encode import build_encode
 from .endpoints import (
     Endpoint,
@@ -29,7 +29,7 @@ from .endpoints import (
     ready_endpoints,
 )
 from .facts import ModelFacts, facts_from_folder, facts_from_server
-from .numbers import from_float32, to_float32
+from .numbers import STORED, from_float32, to_float32
 from .preprocess import Prepared, prepare_image
 from .receiver import Announced, PrefillRank, Rows, local_host_towards, shard_of
 from .routes import encode_tp_size
@@ -240,6 +240,7 @@ class EncodeClient:
                 f"{worker.stub.label} wants its images prepared otherwise than another worker of "
                 f"{self._source_name}: do they run the same model?"
             )
+        _check_size(path, prepared, facts.pixel_dtype)
         address = endpoint.bootstrap
         layout = facts.spec.layout(facts.spec.token_count(prepared.grid))
         ranks = self._ranks(endpoint, worker)
@@ -302,6 +303,12 @@ class EncodeClient:
                     f"{stub.label} does not tell the shape of its tower: name the model's folder with --model"
                 )
             facts = facts_from_folder(self.options.model_dir, answers.encoder_dtype)
+        wanted, told = self.options.transfer_backend, facts.transfer_backend
+        if wanted and told and wanted != told:
+            raise ClientError(
+                f"{stub.label} sends its rows with transfer backend {told}, not {wanted}: "
+                f"leave --transfer-backend out, or name {told}"
+            )
         worker = _Worker(stub, facts, encode_tp_size(endpoint.bootstrap))
         with self._state.lock:
             self._state.workers[endpoint.key] = worker
@@ -338,6 +345,17 @@ class EncodeClient:
     def _check_open(self) -> None:
         if self._state.closed:
             raise ClientError("the client is closed")
+
+
+def _check_size(path: str, prepared: Prepared, dtype: str) -> None:
+    """Raises ImageError for pixels that no worker's message limit allows."""
+    nbytes = prepared.pixels.size * STORED[dtype].itemsize
+    if nbytes > MAX_MESSAGE_BYTES:
+        height, width = prepared.shown.shape[:2]
+        raise ImageError(
+            f"{path} is too large: its {width}x{height} pixels are {nbytes:,} bytes in {dtype}, and a "
+            f"request may have {MAX_MESSAGE_BYTES:,}; scale the image down"
+        )
 
 
 def _content_hash(prepared: Prepared) -> bytes:

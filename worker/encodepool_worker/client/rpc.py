@@ -78,6 +78,11 @@ class EncodeStub:
             return EndpointUnavailable(
                 f"{self.label} cannot be reached for {call} ({details}): is the pool up?"
             )
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in details:
+            # gRPC itself: the same code as a full worker, but no other time will do.
+            return ClientError(
+                f"{self.label} takes no request of this size ({details}): scale the image down"
+            )
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return EndpointUnavailable(f"{self.label} is full ({details}): try again, or raise the replicas")
         if code is grpc.StatusCode.INVALID_ARGUMENT:

@@ -15,11 +15,9 @@ import itertools
 from dataclasses import dataclass
 
 from ..errors import WorkerError
+from ..types import MAX_MESSAGE_BYTES
 
 MIB = 1024 * 1024
-
-MAX_MESSAGE_BYTES = 256 * MIB
-"""An image of 4096 x 4096 arrives in 192 MiB (12 bytes a pixel); the reference has this limit too."""
 
 MIN_CHARGE_BYTES = 64 * 1024
 """What a request costs besides its pixels: its stream, its objects. Bounds the count of small ones."""

@@ -6,6 +6,8 @@ preprocessing, and float32 weights of tower and language model in one safetensor
 """
 
 import json
+import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +52,41 @@ TINY_FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 def write_tiny_model(folder: str | Path, family: str = "qwen3_vl", seed: int = 0) -> Path:
     """Write the checkpoint; the same family and seed give the same bytes. Returns the folder.
 
-    Raises ConfigError when the folder holds something already.
+    It is written beside a new folder, or within an empty one, and moved when it is complete: nothing
+    half done stays. Raises ConfigError when the folder holds something already.
     """
     out = Path(folder)
     if family not in TINY_FAMILIES:
         raise ConfigError([f"family {family!r} is not one of {', '.join(TINY_FAMILIES)}"])
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError([f"{out} is not empty: name a new folder, or empty this one"])
+    # An empty folder may be a mount, which cannot be replaced as a whole.
+    existed = out.exists()
+    draft = (out if existed else out.parent) / f".{out.name}.{secrets.token_hex(4)}"
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(parents=True)
     except OSError as failed:
         raise ConfigError([f"{out} cannot be made: {failed.strerror}"]) from failed
+    try:
+        _write_files(draft, family, seed)
+        if existed:
+            for path in list(draft.iterdir()):
+                path.rename(out / path.name)
+        else:
+            _rename(draft, out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # gone already when it was renamed
+    return out
+
+
+def _rename(draft: Path, out: Path) -> None:
+    try:
+        draft.rename(out)
+    except OSError as failed:
+        raise ConfigError([f"{out} cannot be made: {failed.strerror}"]) from failed
+
+
+def _write_files(out: Path, family: str, seed: int) -> None:
     token_ids, vocab_size = _write_tokenizer(out)
     tokens = {
         "image_token_id": token_ids["<|image_pad|>"],
@@ -75,7 +101,6 @@ def write_tiny_model(folder: str | Path, family: str = "qwen3_vl", seed: int = 0
     }
     _write_weights(out, family, {**tokens, "tie_word_embeddings": False}, vocab_size, ends, seed)
     _write_json(out / "preprocessor_config.json", _preprocessor(family))
-    return out
 
 
 def _write_tokenizer(out: Path) -> tuple[dict[str, int], int]:
