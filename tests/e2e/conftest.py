@@ -1,37 +1,18 @@
 """Fixtures of the end-to-end tests: real workers, and the tower called directly."""
 
-import hashlib
 import itertools
 import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.gateway import Picture
+from tests.e2e.receiving import HIDDEN, Receivers, Rows
 from tests.e2e.running import RunningWorker
 from tests.peers.tokenspeed.remote import Remote
-
-HIDDEN = 256
-LEVELS = 3
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What the tower returns for one image, as the bytes a receiver should hold."""
-
-    main: bytes
-    deepstack: bytes
-
-    @property
-    def digest(self) -> dict[str, str]:
-        return {
-            "main": hashlib.sha256(self.main).hexdigest(),
-            "deepstack": hashlib.sha256(self.deepstack).hexdigest(),
-        }
 
 
 @pytest.fixture(scope="session")
@@ -99,35 +80,6 @@ def worker(
     assert running.stop(60) == 0, running.log_tail()
 
 
-class Receivers:
-    """TokenSpeed's real receivers, asking the module's worker for the tiny model's rows."""
-
-    def __init__(self, remote: Remote, address: str) -> None:
-        self.remote = remote
-        self.address = address
-
-    def ask(self, room: int, picture: Picture, **rest: Any) -> float:
-        """When the frame left (monotonic)."""
-        layout = {"tokens": picture.tokens, "hidden": HIDDEN, "levels": LEVELS, "dtype": "torch.float32"}
-        asked = self.remote.call("ask", address=self.address, room=room, **(layout | rest))
-        assert asked["refused"] is None, asked
-        return float(asked["asked_at"])
-
-    def verdict(self, room: int, timeout_s: float = 20.0, **rest: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self.remote.call("verdict", room=room, timeout_s=timeout_s, **rest)
-        return answer
-
-    def digest(self, room: int, **rest: Any) -> dict[str, str]:
-        answer: dict[str, str] = self.remote.call("digest", room=room, **rest)
-        return answer
-
-    def untouched(self, room: int, **rest: Any) -> bool:
-        return bool(self.remote.call("untouched", room=room, **rest))
-
-    def forget(self, room: int, **rest: Any) -> None:
-        self.remote.call("forget", room=room, **rest)
-
-
 @pytest.fixture
 def receivers(worker: RunningWorker, shared_prefill: Remote) -> Receivers:
     return Receivers(shared_prefill, worker.bootstrap)
@@ -137,3 +89,11 @@ def receivers(worker: RunningWorker, shared_prefill: Remote) -> Receivers:
 def clock() -> Callable[[], float]:
     """Monotonic seconds: the same clock in every process of this machine."""
     return time.monotonic
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a module waits for processes that import torch, on two cores perhaps."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(240))

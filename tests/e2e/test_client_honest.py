@@ -41,12 +41,20 @@ def prefill():
             rank.close()
 
 
+@pytest.fixture(scope="module")
+def encode(tokenspeed):
+    """A process of its own: it remembers the memory of our engines by their ports, which come back."""
+    remote = tokenspeed("encode")
+    yield remote
+    remote.close()
+
+
 @pytest.fixture
-def reference(shared_encode):
+def reference(encode):
     """``reference(encode_tp)``: the address of TokenSpeed's bootstrap server."""
 
     def address(encode_tp=1):
-        host, port = shared_encode.call("info", tp_size=encode_tp)["bootstrap"].rsplit(":", 1)
+        host, port = encode.call("info", tp_size=encode_tp)["bootstrap"].rsplit(":", 1)
         return host, int(port)
 
     return address
@@ -78,37 +86,37 @@ def received(offers):
 @pytest.mark.parametrize(("encode_tp", "prefill_tp"), [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4)])
 @pytest.mark.parametrize("work_first", [True, False], ids=["work first", "frames first"])
 def test_every_byte_of_a_room_is_the_reference_pattern(
-    encode_tp, prefill_tp, work_first, prefill, reference, shared_encode, layout, new_room
+    encode_tp, prefill_tp, work_first, prefill, reference, encode, layout, new_room
 ):
     room, wanted = new_room(), layout(11)
     submit = {"room": room, "tokens": 11, "hidden": HIDDEN, "levels": LEVELS, "tp_size": encode_tp}
     if work_first:
-        shared_encode.call("submit", **submit)
+        encode.call("submit", **submit)
     offers = announce(prefill(prefill_tp), reference(encode_tp), room, wanted)
     if not work_first:
-        shared_encode.call("submit", **submit)
+        encode.call("submit", **submit)
 
     main, deepstack = received(offers)
     assert main == pattern(room, wanted.main_bytes).tobytes()
     assert deepstack == pattern(room, wanted.deepstack_bytes, 1).tobytes()
-    shared_encode.call("forget", room=room, tp_size=encode_tp)
+    encode.call("forget", room=room, tp_size=encode_tp)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("levels", [0, 1])
-def test_every_row_type_is_received(dtype, levels, prefill, reference, shared_encode, layout, new_room):
+def test_every_row_type_is_received(dtype, levels, prefill, reference, encode, layout, new_room):
     room, wanted = new_room(), layout(3, dtype, levels)
-    shared_encode.call("submit", room=room, tokens=3, hidden=HIDDEN, dtype=f"torch.{dtype}", levels=levels)
+    encode.call("submit", room=room, tokens=3, hidden=HIDDEN, dtype=f"torch.{dtype}", levels=levels)
     main, deepstack = received(announce(prefill(1), reference(), room, wanted))
     assert main == pattern(room, wanted.main_bytes).tobytes()
     assert deepstack == pattern(room, wanted.deepstack_bytes, 1).tobytes()
-    shared_encode.call("forget", room=room)
+    encode.call("forget", room=room)
 
 
-def test_many_rooms_from_several_threads(prefill, reference, shared_encode, layout, new_room):
+def test_many_rooms_from_several_threads(prefill, reference, encode, layout, new_room):
     rooms = {new_room(): 1 + i % 24 for i in range(64)}
     for room, tokens in rooms.items():
-        shared_encode.call("submit", room=room, tokens=tokens, hidden=HIDDEN, levels=LEVELS)
+        encode.call("submit", room=room, tokens=tokens, hidden=HIDDEN, levels=LEVELS)
     address, ranks = reference(), prefill(1)
 
     def one(room):
@@ -127,24 +135,20 @@ def test_many_rooms_from_several_threads(prefill, reference, shared_encode, layo
     ]
     assert wrong == []
     for room in rooms:
-        shared_encode.call("forget", room=room)
+        encode.call("forget", room=room)
 
 
-def test_a_contract_that_the_reference_refuses_is_an_error(
-    prefill, reference, shared_encode, layout, new_room
-):
+def test_a_contract_that_the_reference_refuses_is_an_error(prefill, reference, encode, layout, new_room):
 
     room = new_room()
-    shared_encode.call("submit", room=room, tokens=8, hidden=HIDDEN, levels=LEVELS)
+    encode.call("submit", room=room, tokens=8, hidden=HIDDEN, levels=LEVELS)
     [(rank, offer)] = announce(prefill(1), reference(), room, layout(9))
     with pytest.raises(ClientError, match=f"failed room {room}"):
         rank.wait(offer, 20)
-    shared_encode.call("forget", room=room)
+    encode.call("forget", room=room)
 
 
-def test_success_without_data_is_not_believed(
-    prefill, reference, shared_encode, layout, new_room, push_status
-):
+def test_success_without_data_is_not_believed(prefill, reference, encode, layout, new_room, push_status):
     """TokenSpeed's receiver believes it (see its README); ours looks at its memory."""
 
     room = new_room()
@@ -155,7 +159,7 @@ def test_success_without_data_is_not_believed(
 
 
 def test_malformed_status_frames_leave_the_client_listening(
-    prefill, reference, shared_encode, layout, new_room, push_status
+    prefill, reference, encode, layout, new_room, push_status
 ):
     """A frame of two parts kills the status thread of TokenSpeed's prefill."""
     [rank] = prefill(1)
@@ -168,10 +172,10 @@ def test_malformed_status_frames_leave_the_client_listening(
         [b"6", b"5", b"0", b"more"],
     )
     room, wanted = new_room(), layout(4)
-    shared_encode.call("submit", room=room, tokens=4, hidden=HIDDEN, levels=LEVELS)
+    encode.call("submit", room=room, tokens=4, hidden=HIDDEN, levels=LEVELS)
     main, _ = received(announce([rank], reference(), room, wanted))
     assert main == pattern(room, wanted.main_bytes).tobytes()
-    shared_encode.call("forget", room=room)
+    encode.call("forget", room=room)
 
 
 @pytest.fixture

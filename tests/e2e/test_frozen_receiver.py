@@ -2,10 +2,10 @@
 
 import grpc
 import pytest
-from tests.e2e.conftest import Receivers
 from tests.e2e.gateway import image_request
+from tests.e2e.receiving import Receivers
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real
 
 WORKER = {"transfer_timeout_seconds": 5, "quarantine_seconds": 10}
 
@@ -95,9 +95,13 @@ def test_a_frozen_receiver_delays_healthy_ones_by_less_than_a_second(
     assert healthy_room() < before_s + 1
 
 
-def test_a_killed_receiver_costs_its_own_room_only(worker, receivers, doomed, new_room, new_picture, direct):
+def test_a_killed_receiver_costs_its_own_room_only(
+    worker, receivers, doomed, refused_room, new_room, new_picture, direct, wait_for
+):
     lost, picture = new_room(), new_picture()
     doomed.ask(lost, picture)
+    doomed.ask(*refused_room)
+    assert doomed.verdict(refused_room[0])["status"] == "Failed"  # so both frames have arrived
     doomed.remote.kill()
     worker.encode(image_request(lost, picture))
 
@@ -109,3 +113,4 @@ def test_a_killed_receiver_costs_its_own_room_only(worker, receivers, doomed, ne
     assert verdict["at"] - asked_at < 1
     assert receivers.digest(room) == direct(other).digest
     receivers.forget(room)
+    wait_for(lambda: f"room={lost} " in worker.log_tail(), 5, "the lost room to have failed")

@@ -40,11 +40,13 @@ def sha256(data: Bytes | bytes) -> str:
 
 
 class Arena:
-    """Page-aligned bytes, handed out in turn; the oldest piece must be free when it wraps round."""
+    """Page-aligned bytes, handed out in turn, so that memory is reused as late as possible."""
+
+    PAGE = 4096
 
     def __init__(self, nbytes: int) -> None:
-        raw = np.zeros(nbytes + 4096, dtype=np.uint8)
-        shift = -raw.ctypes.data % 4096
+        raw = np.zeros(nbytes + self.PAGE, dtype=np.uint8)
+        shift = -raw.ctypes.data % self.PAGE
         self.memory: Bytes = raw[shift : shift + nbytes]
         self._next = 0
         self._held: dict[int, int] = {}
@@ -58,22 +60,24 @@ class Arena:
         return len(self.memory)
 
     def take(self, nbytes: int) -> Bytes:
-        """``nbytes`` that no piece still held overlaps; zero bytes are a legal piece."""
-        start = -(-self._next // 4096) * 4096
-        if start + nbytes > self.nbytes:
-            start = 0
-        if nbytes > self.nbytes or any(
-            start < held + size and held < start + nbytes for held, size in self._held.items()
-        ):
+        """``nbytes`` that overlap no piece still held; zero bytes are a legal piece."""
+        ends = sorted(-(-(start + size) // self.PAGE) * self.PAGE for start, size in self._held.items())
+        for start in (self._next, *(end for end in ends if end > self._next), 0, *ends):
+            if start + nbytes <= self.nbytes and self._is_free(start, nbytes):
+                break
+        else:
             raise MemoryError(f"{nbytes} bytes do not fit beside {len(self._held)} pieces in use")
         if nbytes:
             self._held[start] = nbytes
-        self._next = start + nbytes
+            self._next = -(-(start + nbytes) // self.PAGE) * self.PAGE
         return self.memory[start : start + nbytes]
 
     def give_back(self, piece: Bytes) -> None:
         if len(piece):
             del self._held[int(piece.ctypes.data) - self.address]
+
+    def _is_free(self, start: int, nbytes: int) -> bool:
+        return not any(held < start + nbytes and start < held + size for held, size in self._held.items())
 
 
 class Verdicts:
