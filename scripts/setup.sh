@@ -52,6 +52,8 @@ if ! .venv/bin/uv --version 2>/dev/null | grep -q " ${uv_pin#uv==}"; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$uv_pin"
 fi
 export UV_LINK_MODE=${UV_LINK_MODE:-hardlink} VIRTUAL_ENV=$PWD/.venv
+# Where Python may not keep its byte code, every process would compile torch again: seconds each time.
+[ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || export UV_COMPILE_BYTECODE=1
 say "installing the dependencies pinned in ${files[*]:1} (torch is large: minutes the first time, seconds after)"
 if [ "$want" = dev ]; then
     .venv/bin/uv pip install --quiet -r requirements/dev.txt
