@@ -19,7 +19,6 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as scheduler_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as scheduler_grpc
 
 from encodepool_worker.frontend.app import Frontend
-from encodepool_worker.frontend.back import BACK_SOCKET, INTAKE_SOCKET
 from encodepool_worker.frontend.model import read_model
 from encodepool_worker.settings import Settings
 from encodepool_worker.wire import intake
@@ -58,9 +57,9 @@ class Rank0:
         context = zmq.asyncio.Context.instance()
         self._intake = context.socket(zmq.PULL)
         self._intake.setsockopt(zmq.RCVHWM, receive_backlog)
-        self._intake.bind(f"ipc://{run_dir / INTAKE_SOCKET}")
+        self._intake.bind(f"ipc://{run_dir / intake.INTAKE_SOCKET}")
         self._back = context.socket(zmq.PUSH)
-        self._back.bind(f"ipc://{run_dir / BACK_SOCKET}")
+        self._back.bind(f"ipc://{run_dir / intake.BACK_SOCKET}")
         self.received: list[tuple[intake.Message, list[bytes]]] = []
         self.policy: Callable[[intake.Message], list[intake.Message]] = self.admit_and_credit
         self.facts: dict[str, Any] = {"routed": True, "ready": True, "draining": False}

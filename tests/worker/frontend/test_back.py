@@ -8,7 +8,7 @@ import zmq.asyncio
 
 from encodepool_worker.frontend import back
 from encodepool_worker.frontend.admission import NotServing
-from encodepool_worker.frontend.back import BACK_SOCKET, INTAKE_SOCKET, LoopLink, monotonic_deadline
+from encodepool_worker.frontend.back import LoopLink, monotonic_deadline
 from encodepool_worker.types import Modality
 from encodepool_worker.wire import intake
 
@@ -48,7 +48,7 @@ def link_story(tmp_path):
 
             def bind():
                 context = zmq.asyncio.Context.instance()
-                for kind, name in ((zmq.PULL, INTAKE_SOCKET), (zmq.PUSH, BACK_SOCKET)):
+                for kind, name in ((zmq.PULL, intake.INTAKE_SOCKET), (zmq.PUSH, intake.BACK_SOCKET)):
                     sockets.append(context.socket(kind))
                     sockets[-1].bind(f"ipc://{tmp_path / name}")
                 return sockets

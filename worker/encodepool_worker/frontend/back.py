@@ -20,9 +20,6 @@ from ..logs import get_logger
 from ..wire import intake
 from .admission import NotServing
 
-INTAKE_SOCKET = "intake.ipc"
-BACK_SOCKET = "back.ipc"
-
 SEND_BACKLOG = 4096
 """Messages; the bytes behind them are bounded by the credit."""
 
@@ -41,8 +38,8 @@ class LoopLink:
     ) -> None:
         self._on_message = on_message
         self._context = zmq.Context()
-        self._intake = self._socket(zmq.PUSH, run_dir / INTAKE_SOCKET)
-        self._back = self._socket(zmq.PULL, run_dir / BACK_SOCKET)
+        self._intake = self._socket(zmq.PUSH, run_dir / intake.INTAKE_SOCKET)
+        self._back = self._socket(zmq.PULL, run_dir / intake.BACK_SOCKET)
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         # Starts at a number of its own, so that a loop which outlived a frontend cannot mix up two.
         self._numbers = itertools.count(time.monotonic_ns())

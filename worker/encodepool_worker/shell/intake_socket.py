@@ -16,9 +16,6 @@ from .metrics import Metrics
 from .pixels import Pixels, PixelTable
 from .threads import Crash, Listener
 
-INTAKE_SOCKET = "intake.ipc"
-BACK_SOCKET = "back.ipc"
-
 RECEIVE_BACKLOG = 64
 """Messages that wait in the socket; the bytes behind them are bounded by the frontend's budget."""
 
@@ -50,7 +47,7 @@ class IntakeSocket:
         self._log = get_logger()
         socket = context.socket(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_BACKLOG)
-        socket.bind(f"ipc://{run_dir / INTAKE_SOCKET}")
+        socket.bind(f"ipc://{run_dir / intake.INTAKE_SOCKET}")
         # Not copied: pixels stay where ZMQ put them until the tower reads them.
         self._listener = Listener("intake", socket, self._take, crash, copy=False)
 
@@ -90,7 +87,7 @@ class BackChannel:
         self._unsent: deque[intake.Message] = deque()
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, SEND_BACKLOG)
-        self._socket.bind(f"ipc://{run_dir / BACK_SOCKET}")
+        self._socket.bind(f"ipc://{run_dir / intake.BACK_SOCKET}")
 
     @property
     def has_unsent(self) -> bool:

@@ -20,6 +20,10 @@ from ..types import DTYPE_BYTES, ROOM_LIMIT, Grid, Item, Modality, TowerSpec
 SCHEMA_VERSION = 1
 """Raised with every change of a header: frontend and rank 0 come from one image, or not at all."""
 
+INTAKE_SOCKET = "intake.ipc"
+BACK_SOCKET = "back.ipc"
+"""In the pod's run folder; rank 0 binds both."""
+
 MAX_HEADER_BYTES = 1 << 20
 MAX_SIDE_TENSORS = 16
 MAX_DIMENSIONS = 8
