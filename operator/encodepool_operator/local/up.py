@@ -101,9 +101,10 @@ def _wait(
         # In this order: a controller that has just ended has written its last report before.
         alive = state_dir.holder() is not None or (run is not None and run.poll() is None)
         report = read_report(state_dir.status)
-        if report is not None and report.problem and report.read == wanted:
+        # A pool may come back to a text it already follows: what is said then is about the text between.
+        if report is not None and report.read == wanted and report.problem:
             raise LocalError(report.problem)
-        if report is not None and report.manifest == wanted and not report.stopping:
+        if report is not None and report.read == report.manifest == wanted and not report.stopping:
             if restarts is None:
                 restarts = {(row.group, row.revision): row.restarts for row in report.groups}
             progress(report)
