@@ -7,8 +7,8 @@ import torch
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
-from ..types import TowerSpec
 from .base import TowerBase
+from .shards import MlpNames
 
 _PUBLISHED = {"in_chans": "in_channels", "spatial_patch_size": "patch_size"}
 """Two names in the published files, and what the class calls them."""
@@ -17,13 +17,32 @@ _PUBLISHED = {"in_chans": "in_channels", "spatial_patch_size": "patch_size"}
 class Qwen25VLTower(TowerBase):
     """Reorders patches into windows and the rows back again."""
 
-    def __init__(self, spec: TowerSpec, module: torch.nn.Module, device: torch.device) -> None:
-        super().__init__(spec, device)
-        self.module = module
+    mlp_names = MlpNames(into=("gate_proj", "up_proj"), out_of="down_proj")
 
-    def _forward(self, pixels: torch.Tensor, grid_thw: torch.Tensor) -> Sequence[torch.Tensor]:
-        out = self.module(pixels, grid_thw=grid_thw, return_dict=True)
+    def _forward(
+        self, pixels: torch.Tensor, grid_thw: torch.Tensor, geometry: Mapping[str, Any]
+    ) -> Sequence[torch.Tensor]:
+        out = self.module(pixels, grid_thw=grid_thw, return_dict=True, **geometry)
         return [out.pooler_output]
+
+    def _geometry(self, grid_thw: torch.Tensor) -> dict[str, torch.Tensor]:
+        from transformers import vision_utils
+
+        config, merge = self.module.config, self.spec.merge_size
+        window_index, window_bounds = vision_utils.get_vision_window_index(
+            grid_thw, spatial_merge_size=merge, window_size=config.window_size, patch_size=config.patch_size
+        )
+        return {
+            "position_ids": vision_utils.get_vision_position_ids(grid_thw, merge),
+            "cu_seqlens": vision_utils.get_vision_cu_seqlens(grid_thw),
+            "window_index": window_index,
+            "cu_window_seqlens": window_bounds,
+        }
+
+    @property
+    def _longest_window(self) -> int:
+        config, merge = self.module.config, self.spec.merge_size
+        return int(config.window_size // merge // config.patch_size * merge) ** 2
 
 
 def build(vision: Mapping[str, Any]) -> torch.nn.Module:

@@ -9,20 +9,39 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from ..errors import ConfigError
-from ..types import TowerSpec
 from .base import TowerBase
+from .shards import MlpNames
 
 
 class Qwen3VLTower(TowerBase):
     """Levels come in the order of the layers that ``deepstack_visual_indexes`` names."""
 
-    def __init__(self, spec: TowerSpec, module: torch.nn.Module, device: torch.device) -> None:
-        super().__init__(spec, device)
-        self.module = module
+    mlp_names = MlpNames(into=("linear_fc1",), out_of="linear_fc2")
 
-    def _forward(self, pixels: torch.Tensor, grid_thw: torch.Tensor) -> Sequence[torch.Tensor]:
-        out = self.module(pixels, grid_thw=grid_thw, return_dict=True)
+    def _forward(
+        self, pixels: torch.Tensor, grid_thw: torch.Tensor, geometry: Mapping[str, Any]
+    ) -> Sequence[torch.Tensor]:
+        known = {name: value for name, value in geometry.items() if name != "max_window_seqlen"}
+        out = self.module(pixels, grid_thw=grid_thw, return_dict=True, **known)
         return [out.pooler_output, *out.deepstack_features]
+
+    def _geometry(self, grid_thw: torch.Tensor) -> dict[str, torch.Tensor]:
+        from transformers import vision_utils
+
+        merge = self.spec.merge_size
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            grid_thw,
+            num_grid_per_side=self.module.num_grid_per_side,
+            mode=self.module.interpolation_mode,
+            align_corners=self.module.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+        return {
+            "interp_indices": indices,
+            "interp_weights": weights,
+            "position_ids": vision_utils.get_vision_position_ids(grid_thw, merge),
+            "cu_seqlens": vision_utils.get_vision_cu_seqlens(grid_thw),
+        }
 
 
 def build(vision: Mapping[str, Any]) -> torch.nn.Module:

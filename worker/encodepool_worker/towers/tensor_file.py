@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
+from .cut import Cut
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit that the format sets itself."""
@@ -54,13 +55,16 @@ class TensorFile:
             self._file.close()
             raise ConfigError([f"{path} is not a sound safetensors file: {bad}"]) from bad
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor in memory of its own."""
+    def read(self, name: str, cut: Cut | None = None) -> torch.Tensor:
+        """A tensor, or a part of it, in memory of its own. Only the part is read."""
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=FLOATS[entry.kind])
+        tensor = torch.empty(entry.shape if cut is None else cut.shape, dtype=FLOATS[entry.kind])
         target = tensor.view(-1).view(torch.uint8).numpy().data
+        size, start, done = tensor.element_size(), self._data_start + entry.start, 0
         try:
-            self._fill(target, self._data_start + entry.start)
+            for first, count in [(0, tensor.numel())] if cut is None else cut.runs():
+                self._fill(target[done : done + count * size], start + first * size)
+                done += count * size
         except (OSError, ValueError) as bad:
             raise ConfigError([f"{self.path}: {name} cannot be read: {bad}"]) from bad
         return tensor

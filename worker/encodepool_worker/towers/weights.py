@@ -1,22 +1,31 @@
 """Fills a tower's module: with a checkpoint's vision tensors, or with made-up weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError
+from .cut import Cut
 from .files import tower_name, vision_files
 from .tensor_file import FLOATS, TensorEntry, TensorFile
 
 
-def load_weights(module: torch.nn.Module, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+def load_weights(
+    module: torch.nn.Module,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    cuts: Mapping[str, Cut] = MappingProxyType({}),
+) -> None:
     """Fill ``module``'s parameters, cast to ``dtype`` on ``device``, one tensor at a time.
 
-    All tensors are matched by name, shape and kind first: ConfigError lists what is missing,
+    Of the parameters in ``cuts`` the checkpoint holds the whole, and only the part is read. All
+    tensors are matched by name, shape and kind first: ConfigError lists what is missing,
     unexpected or different, and then nothing has been loaded.
     """
     slots = dict(module.named_parameters())
@@ -36,7 +45,7 @@ def load_weights(module: torch.nn.Module, folder: Path, dtype: torch.dtype, devi
                 elif name not in slots:
                     unexpected.append(full_name)
                 else:
-                    problems += _differences(full_name, entry, slots[name])
+                    problems += _differences(full_name, entry, _whole(slots[name], cuts.get(name)))
                     plan.append((file, full_name, name))
                 seen.add(name)
         missing = sorted(slots.keys() - seen)
@@ -51,11 +60,11 @@ def load_weights(module: torch.nn.Module, folder: Path, dtype: torch.dtype, devi
                 [f"{folder} does not hold the tower that its config.json describes", *problems[:8]]
             )
         for file, full_name, name in plan:
-            slots[name].data = file.read(full_name).to(device=device, dtype=dtype)
+            slots[name].data = file.read(full_name, cuts.get(name)).to(device=device, dtype=dtype)
 
 
-def fill_seeded(module: torch.nn.Module, seed: int) -> None:
-    """Made-up weights, the same for the same seed on every machine.
+def fill_seeded(module: torch.nn.Module, seed: int, cuts: Mapping[str, Cut] = MappingProxyType({})) -> None:
+    """Made-up weights, the same for the same seed on every machine and for any number of ranks.
 
     Matrices are scaled by their fan-in, so that activations keep their size from layer to layer
     and rows differ visibly between images; norms start at one; biases are small.
@@ -63,7 +72,9 @@ def fill_seeded(module: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            cut = cuts.get(name)
+            shape = _whole(parameter, cut)
+            values = torch.randn(shape, generator=generator, dtype=torch.float32)
             if name.endswith("bias"):
                 values *= 0.02
             elif parameter.dim() == 1:
@@ -71,8 +82,8 @@ def fill_seeded(module: torch.nn.Module, seed: int) -> None:
             elif "embed" in name and parameter.dim() == 2:
                 values *= 0.2
             else:
-                values /= (parameter.numel() / parameter.shape[0]) ** 0.5
-            parameter.data = values.to(parameter.dtype)
+                values /= (values.numel() / shape[0]) ** 0.5
+            parameter.data = (values if cut is None else cut.of(values)).to(parameter.dtype)
 
 
 def move(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -104,9 +115,13 @@ class SkipInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _differences(full_name: str, entry: TensorEntry, slot: torch.nn.Parameter) -> Iterable[str]:
-    if entry.shape != tuple(slot.shape):
-        yield f"{full_name} is {entry.shape}, the tower wants {tuple(slot.shape)}"
+def _whole(parameter: torch.nn.Parameter, cut: Cut | None) -> tuple[int, ...]:
+    return tuple(parameter.shape) if cut is None else cut.whole
+
+
+def _differences(full_name: str, entry: TensorEntry, shape: tuple[int, ...]) -> Iterable[str]:
+    if entry.shape != shape:
+        yield f"{full_name} is {entry.shape}, the tower wants {shape}"
     if entry.kind not in FLOATS:
         yield f"{full_name} is {entry.kind}, a tower is read from {', '.join(FLOATS)}"
 
