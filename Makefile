@@ -4,7 +4,7 @@ PY := .venv/bin/python
 LOCK = .venv/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --python-version 3.11 pyproject.toml
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-fast check format generate lock clean cluster-programs cluster-up cluster-down test-cluster setup-run setup-dev
+.PHONY: help demo test test-fast check format generate lock clean cluster-programs cluster-up cluster-down test-cluster gpu-check setup-run setup-dev
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -46,14 +46,17 @@ lock: setup-dev ## resolve pyproject.toml into requirements/ again
 cluster-programs: setup-dev ## build the programs of a test cluster that are missing (once, about 12 minutes)
 	@$(PY) -m tests.cluster.kit build
 
-cluster-up: setup-dev ## a real Kubernetes cluster with two nodes on this machine; it stays until cluster-down
-	@$(PY) -m tests.cluster.kit up
+cluster-up: setup-dev ## a real cluster with two nodes on this machine, until cluster-down; WITH=operator or WITH=example adds ours
+	@$(PY) -m tests.cluster.kit up $(if $(WITH),--with $(WITH))
 
 cluster-down: setup-dev ## remove it without a trace
 	@$(PY) -m tests.cluster.kit down
 
 test-cluster: cluster-programs ## the tests on a real cluster; those with nodes need root
 	@$(PY) -m pytest tests/cluster
+
+gpu-check: setup-run ## rows, memory and speed of the towers on a CUDA device; without one it ends with exit code 2
+	@timeout -k 5 480 $(PY) benchmarks/gpu_check.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -19,6 +19,7 @@ page() { # FILE COMMAND...: the command prints the file
 
 page docs/settings.md $python -m encodepool_worker.settings
 page docs/metrics.md $python -m encodepool_worker.metrics
+page docs/runbooks/README.md $python -c 'from encodepool_operator.core.reasons import index; print(index())'
 $python docs/draw_states.py $check
 $python -m encodepool_operator.api.schema $check
 $python charts/encodepool/generate.py $check

@@ -13,7 +13,7 @@ esac
 if [ "$1" = all ]; then
     # Without Go the cluster's programs cannot be built: its tests then say that they are skipped,
     # and fail where CI=true asks for them.
-    if command -v go >/dev/null; then $python -m tests.cluster.kit build --also helm
+    if command -v go >/dev/null; then $python -m tests.cluster.kit build --also helm --also kubectl
     else echo "no Go found: the tests on a real cluster are skipped" >&2
     fi
 fi

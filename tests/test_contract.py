@@ -53,7 +53,15 @@ def test_every_make_target_is_there_or_said_to_come():
 
 def test_every_command_is_there():
     known = subcommands(encodepool)
-    assert {"local", "encode", "status", "plan"} <= known
+    assert {"local", "encode", "status", "plan", "endpoints"} <= known
+    lists = encodepool.get_command(click.Context(encodepool), "endpoints")
+    assert isinstance(lists, click.Group)
+    assert subcommands(lists) == {"merge", "follow"}
+    promised = {text for text in commands("Commands") if text.startswith("encodepool endpoints ")}
+    for name in subcommands(lists):
+        (text,) = [one for one in promised if one.startswith(f"encodepool endpoints {name} ")]
+        given = {flag for param in lists.commands[name].params for flag in param.opts if flag[:2] == "--"}
+        assert set(re.findall(r"--[a-z-]+", text)) <= given
     local = encodepool.get_command(click.Context(encodepool), "local")
     assert isinstance(local, click.Group)
     assert subcommands(local) == {"up", "run", "status", "down"}

@@ -21,6 +21,7 @@ import yaml
 from kubernetes import client
 from kubernetes.client import ApiClient
 from kubernetes.client.exceptions import ApiException
+from tests.cluster.kit.audit import now
 from tests.cluster.kit.pods import CHECKOUT
 from tests.cluster.kit.waiting import wait_for
 
@@ -333,6 +334,22 @@ def annotations_of(obj: Mapping[str, Any]) -> Mapping[str, str]:
 def admin_kubeconfig(cluster: Any, user: str) -> Path:
     """Somebody who may do everything and whose requests are told from others' in the audit log."""
     return cluster.user_kubeconfig(user, ["system:masters"])
+
+
+def wait_at_rest(cluster: Any, user: str) -> None:
+    """Until this operator has written nothing between two renewals of its Lease: what it holds back, it
+    holds back for a second, and renewals are two seconds apart."""
+    since = now()
+
+    def at_rest() -> bool:
+        wrote = [
+            asked.resource
+            for asked in cluster.audit(since)
+            if asked.user == user and asked.writes and asked.resource != "events" and not asked.dry_run
+        ]
+        return ("leases", "leases") in itertools.pairwise(wrote)
+
+    wait_for(at_rest, 60, f"{user} having nothing to write")
 
 
 def apply_definition(api: ApiClient) -> None:

@@ -4,7 +4,6 @@ Pods are made Ready by a stand-in for the kubelet (``operator_stage.StandIn``).
 """
 
 import json
-import time
 
 import pytest
 from kubernetes import client
@@ -18,6 +17,7 @@ from tests.cluster.operator_stage import (
     apply_definition,
     labels_of,
     start_operator,
+    wait_at_rest,
 )
 
 USER = "operator-of-life"
@@ -305,13 +305,13 @@ def test_what_the_server_refuses_is_told_and_stops_no_other_pool(pools, wait_for
     wait_for(told, what="the refusal in a condition")
     assert pools.condition("bad", "Stalled")["reason"] == "WriteRefused"
     # It is asked for again and again, but seldom and without effect.
-    time.sleep(1.5)
+    wait_at_rest(cluster, USER)
     since, before = now(), (pools.status("bad"), pools.documents("bad"))
     asked = wait_for(
         lambda: [one for one in cluster.audit(since) if one.writes and one.name.startswith("bad")],
         what="the next try",
     )
-    assert all("dryRun=All" in one.uri for one in asked)
+    assert all(one.dry_run for one in asked)
     assert (pools.status("bad"), pools.documents("bad")) == before
     pools.core.delete_namespaced_pod("good-0-0", pools.namespace)
     wait_for(lambda: pools.workers("good"), what="the good pool serving again")

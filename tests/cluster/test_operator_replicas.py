@@ -14,9 +14,13 @@ from tests.cluster.operator_stage import (
     annotations_of,
     apply_definition,
     start_operator,
+    wait_at_rest,
 )
 
+from encodepool_operator.controller import observe
+
 STEADY_S = 60
+WATCHED = {one.kind.plural for one in observe.WATCHED}
 
 
 @pytest.fixture
@@ -64,9 +68,8 @@ def test_in_steady_state_only_the_lease_is_written_also_by_an_upgraded_operator(
         operator.wait_line("lease taken")
         pools.create("still", replicas=3, image="")
         pools.wait_ready("still")
-        # The last writes may be held back for a second.
         wait_for(lambda: len(pools.workers("still")) == 3, what="the list")
-        time.sleep(2)
+        wait_at_rest(cluster, user)
         since = now()
         uids = sorted(pod["metadata"]["uid"] for pod in pools.pods("still"))
         time.sleep(STEADY_S)
@@ -80,7 +83,14 @@ def test_in_steady_state_only_the_lease_is_written_also_by_an_upgraded_operator(
     since = now()
     with run_operator(user, "--default-worker-image", "localhost/new:1") as operator:
         operator.wait_line("lease taken")
-        time.sleep(12)  # beyond the first comparison of lists
+
+        def compared():
+            """A list from the server's memory is one that the cache is compared with."""
+            asked = [one for one in cluster.audit(since) if one.user == user and one.verb == "list"]
+            return {one.resource for one in asked if "resourceVersion=0" in one.uri} >= WATCHED
+
+        wait_for(compared, 60, "the first comparison of lists")
+        wait_at_rest(cluster, user)
         assert writes(cluster, since, user) == []
     assert sorted(pod["metadata"]["uid"] for pod in pools.pods("still")) == uids
     images = {
@@ -103,7 +113,7 @@ def test_of_two_operators_only_the_holder_of_the_lease_writes(cluster, pools, ru
             assert writes(cluster, since, "first")
 
             # SIGTERM: the other goes on at once, and changes nothing that it finds in order.
-            time.sleep(2)
+            wait_at_rest(cluster, "first")
             since = now()
             assert first.stop() == 0
             second.wait_line("lease taken", 10)

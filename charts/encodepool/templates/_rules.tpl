@@ -30,10 +30,6 @@ not there needs create beside patch. */}}
 
 {{/* What it needs of the cluster, in cluster scope only. */}}
 {{- define "encodepool.clusterRules" -}}
-# Whether a node that holds a group is lost.
-- apiGroups: [""]
-  resources: [nodes]
-  verbs: [get, list, watch]
 # Whether the served schema is as new as the operator's.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, made from the tables of fields and rules."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -15,7 +15,7 @@ PLURAL = "encodepools"
 SINGULAR = "encodepool"
 SHORT_NAME = "epool"
 
-GENERATIONS = ("7bda213ef5",)
+GENERATIONS = ("fb16a4b0e0",)
 """Hashes of all schemas that were ever released, the newest last. Their number is the generation that
 an operator compares with the one on the cluster, so a change of the schema adds a hash."""
 
@@ -112,6 +112,32 @@ def served_schema_problem(annotations: Mapping[str, str]) -> str:
             f"the CustomResourceDefinition is of generation {served}, this operator's of {ours}: apply crds/"
         )
     return ""
+
+
+def published_schema_problem(document: Mapping[str, Any]) -> str:
+    """Like ``served_schema_problem``, from the OpenAPI document that the API server publishes for the
+    group: it has all fields and no annotations. It may lack the kind for a moment, which says nothing."""
+    schemas = (document.get("components") or {}).get("schemas") or {}
+    name = ".".join((*reversed(labels.API_GROUP.split(".")), labels.API_VERSION, labels.KIND))
+    if name not in schemas:
+        return ""
+    there = set(_paths(schemas[name]))
+    # The server puts the whole of ObjectMeta in place of what the CRD says of it.
+    missing = [path for path in _paths(_root()) if path not in there and not path.startswith("metadata.")]
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"the CustomResourceDefinition lacks {missing[0]}{more}: apply crds/"
+
+
+def _paths(schema: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Every field below, as in ``spec.model.name``."""
+    for key, one in (schema.get("properties") or {}).items():
+        yield f"{above}{key}"
+        yield from _paths(one, f"{above}{key}.")
+    for inner in ("items", "additionalProperties"):
+        if isinstance(schema.get(inner), Mapping):
+            yield from _paths(schema[inner], above)
 
 
 def _root() -> dict[str, Any]:

@@ -110,8 +110,9 @@ STATUS = _object(
     _object(
         "consumer",
         "Flags that make the SMG gateway follow the pool.",
-        _text("smg", "By Kubernetes discovery.", 1024),
-        _text("smgFile", "By the published file.", 1024),
+        _text("smg", "By Kubernetes discovery; --prefill-selector and --decode-selector are yours.", 1024),
+        _text("smgFile", "By the file that `encodepool endpoints follow` keeps.", 1024),
+        _text("smgStatic", "With the addresses of now: the tokens of `smg-args` belong behind it.", 1024),
     ),
 )
 """The whole of ``status``."""

@@ -44,14 +44,15 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     type=click.Choice(["table", "json", "smg"]),
     default="table",
     show_default=True,
-    help="smg prints the flags that make the SMG gateway follow the pool.",
+    help="smg prints the flags that make the SMG gateway use the pool, for each way of finding it.",
 )
 def status(
     name: str | None, namespace: str, context: str | None, everywhere: bool, watch: bool, output: str
 ) -> None:
     """Show the pools of a cluster, or one pool with its conditions and groups."""
     from encodepool_operator.cli import cluster_view
-    from encodepool_operator.controller.look import Where, follow_pools, read_pools
+    from encodepool_operator.controller.look import Where, follow_pools, read_documents, read_pools
+    from encodepool_operator.core.endpoints import SMG_ARGS
 
     if name is not None and everywhere:
         raise click.UsageError("a NAME is looked for in one namespace: leave out --all-namespaces")
@@ -60,7 +61,7 @@ def status(
     where = Where(namespace, context, everywhere, name or "")
     if watch:
         with cluster_view.LiveTable(detailed=name is not None) as view:
-            run_async(follow_pools(where, view.show))
+            run_async(follow_pools(where, view.show, view.trouble))
         return
     pools = run_async(read_pools(where))
     if name is not None and not pools:
@@ -68,8 +69,10 @@ def status(
     if output == "json":
         click.echo(json.dumps(pools[0] if name is not None else {"items": pools}, indent=1))
     elif output == "smg":
-        for pool in pools:
-            click.echo(((pool.get("status") or {}).get("consumer") or {}).get("smg", ""))
+        known = [f"{pool['metadata']['namespace']}/{pool['metadata']['name']}" for pool in pools]
+        tokens = run_async(read_documents(where, known, SMG_ARGS))
+        for pool, listed in zip(known, tokens, strict=True):
+            cluster_view.print_gateway_flags(pool, listed or "")
     else:
         cluster_view.print_table(pools, detailed=name is not None)
 

@@ -5,10 +5,13 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from encodepool_operator.core import consumer, reasons
 
 from .progress import PIPE_WIDTH
 
@@ -33,6 +36,15 @@ def print_plan(steps: Sequence[Object]) -> None:
     for step in steps:
         _add(table, step["action"], "" if step["group"] is None else step["group"], step["reason"])
     console.print(table)
+
+
+def print_gateway_flags(pool: str, listed: str) -> None:
+    """One line of flags for each way; ``listed`` are the published tokens of the groups of now."""
+    namespace, _, name = pool.partition("/")
+    click.echo(f"# pool {pool}")
+    for way in consumer.ways(namespace, name):
+        click.echo(f"# {way.title}" + (f"; add {way.needs}" if way.needs else ""))
+        click.echo(" ".join([way.flags, *(listed.split() if way.key == consumer.STATIC else ())]))
 
 
 class LiveTable:
@@ -61,6 +73,10 @@ class LiveTable:
         else:
             self._console.print(shown)
 
+    def trouble(self, why: str) -> None:
+        """The pools cannot be read now."""
+        click.echo(f"{why}; trying again", err=True)
+
 
 def _console() -> Console:
     console = Console()
@@ -76,12 +92,15 @@ def _shown(pools: Sequence[Object], detailed: bool, now: datetime) -> Group | Ta
     if not detailed:
         return table
     status = pools[0].get("status") or {}
-    parts: list[Table] = [table, _conditions(status)]
+    parts: list[Table | Text] = [table, _conditions(status)]
     if status.get("groups"):
         parts.append(_groups(status))
-    spaced: list[Table | str] = []
+    advice = _advice(status)
+    if advice:
+        parts.append(Text("\n".join(advice)))
+    spaced: list[Table | Text] = []
     for part in parts:
-        spaced += [part, ""]
+        spaced += [part, Text()]
     return Group(*spaced[:-1])
 
 
@@ -107,6 +126,12 @@ def _conditions(status: Object) -> Table:
     for condition in status.get("conditions") or ():
         _add(table, *(condition.get(key, "") for key in ("type", "status", "reason", "message")))
     return table
+
+
+def _advice(status: Object) -> list[str]:
+    """A line for each reason that asks for somebody: what to do, and where more stands."""
+    known = [(one["type"], one.get("reason", "")) for one in status.get("conditions") or ()]
+    return [f"{reason.name}: {reason.act} ({reason.page})" for reason in reasons.to_act_on(known)]
 
 
 def _groups(status: Object) -> Table:

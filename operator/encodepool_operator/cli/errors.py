@@ -1,5 +1,6 @@
 """How every command ends: exit codes, and errors in one line that says what to do."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ def run_command(command: click.Command, argv: Sequence[str] | None, program: str
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else program
         return _end(program, f"{error.format_message()} (see `{where} --help`)", USAGE, debug)
+    except BrokenPipeError:
+        # Whoever read our output has enough (`| head`); the interpreter must not flush the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except click.ClickException as error:
         return _end(program, error.format_message(), FAILED, debug)
     except ManifestError as error:

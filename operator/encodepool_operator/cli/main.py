@@ -3,6 +3,7 @@
 import click
 
 from .cluster import plan, status
+from .endpoints import endpoints
 from .errors import run_command
 from .local import local
 from .plugins import PluginGroup
@@ -25,7 +26,7 @@ def encodepool(debug: bool) -> None:
     """
 
 
-for command in (local, plan, status):
+for command in (local, plan, status, endpoints):
     encodepool.add_command(command)
 
 

@@ -48,12 +48,13 @@ def with_pool_option(command: click.Command) -> click.Command:
 
 def published_list(pool: str, context: str | None) -> str:
     """The text of the list. Raises click.ClickException."""
-    from encodepool_operator.controller.look import Where, read_list
+    from encodepool_operator.controller.look import Where, read_documents
+    from encodepool_operator.core.endpoints import ENDPOINTS
 
     from .cluster import run_async
 
-    namespace, _, name = pool.rpartition("/")
-    text = run_async(read_list(Where(namespace, context, name=name)))
+    (text,) = run_async(read_documents(Where(context=context), [pool], ENDPOINTS))
     if text is None:
+        name = pool.rpartition("/")[2]
         raise click.ClickException(f"pool {pool} has published no list; see `encodepool status {name}`")
     return text

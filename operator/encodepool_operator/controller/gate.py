@@ -1,9 +1,9 @@
 """Which actions of a plan are carried out now, and which wait.
 
 Two things hold an action back. The list and the status are written at most once a second, so that a burst
-of changes is one write. And what the API server has refused is not tried again before a wait that grows:
-the rest of the pool goes on meanwhile, and the status tells of it. A refused start uses up a number, so
-before it is tried again it is asked for without effect.
+of changes is one write, and the status waits for the list that it speaks of. And what the API server has
+refused is not tried again before a wait that grows: the rest of the pool goes on meanwhile, and the status
+tells of it. A refused start uses up a number, so before it is tried again it is asked for without effect.
 """
 
 import random
@@ -86,16 +86,20 @@ class Gate:
         waits: list[float] = []
         out: list[Action] = []
         asks: list[planned.StartGroup] = []
-        blocked = False
+        blocked = list_waits = False
         for action in actions:
             due_s = self._due_s(action)
             if due_s > now_s:
                 waits.append(due_s - now_s)
                 # After an action for the whole pool that cannot be done, only the status is written.
                 blocked = blocked or (action.group is None and key_of(action) in self._refused)
+                list_waits = list_waits or isinstance(action, planned.WriteEndpoints)
             elif isinstance(action, planned.StartGroup) and key_of(action) in self._refused:
                 asks.append(action)
-            elif not blocked or isinstance(action, planned.WriteStatus):
+            elif isinstance(action, planned.WriteStatus):
+                if blocked or not list_waits:
+                    out.append(action)
+            elif not blocked:
                 out.append(action)
         return Passed(_numbered(out, actions, status), asks, min(waits, default=None), bool(outdated))
 

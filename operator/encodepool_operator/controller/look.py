@@ -9,7 +9,6 @@ from typing import Any
 
 from encodepool_operator.api import names
 from encodepool_operator.api.parse import parse_pool, parse_spec
-from encodepool_operator.core import endpoints
 from encodepool_operator.core.plan import plan
 from encodepool_operator.kube.cache import Cache
 from encodepool_operator.kube.client import Client
@@ -52,28 +51,52 @@ async def read_pools(where: Where) -> list[Object]:
         return await _pools(client, namespace, where)
 
 
-async def follow_pools(where: Where, show: Callable[[Sequence[Object]], None]) -> None:
-    """Show the pools, and again after every change. Ends by KubeError or by being cancelled."""
+async def follow_pools(
+    where: Where, show: Callable[[Sequence[Object]], None], trouble: Callable[[str], None]
+) -> None:
+    """Show the pools, and again after every change, until cancelled. Raises KubeError at the first look.
+
+    Later ones that fail are told to ``trouble``, once for a row of them: an API server may be restarted
+    under a watcher.
+    """
     shown: list[Object] | None = None
+    told = False
     async with _connected(where) as (client, namespace):
         while True:
-            pools = await _pools(client, namespace, where)
-            if pools != shown:
-                show(pools)
-                shown = pools
+            try:
+                pools = await _pools(client, namespace, where)
+            except KubeError as error:
+                if shown is None:
+                    raise
+                if not told:
+                    trouble(str(error))
+                told = True
+            else:
+                told = False
+                if pools != shown:
+                    show(pools)
+                    shown = pools
             await asyncio.sleep(POLL_S)
 
 
-async def read_list(where: Where) -> str | None:
-    """The published ``endpoints.json`` of pool ``where.name``; None if there is none. Raises KubeError."""
-    async with _connected(where) as (client, namespace):
-        try:
-            found = await client.get(CONFIG_MAP, namespace, names.endpoints_config_map(where.name))
-        except ApiError as error:
-            if error.gone:
-                return None
-            raise
-    text = (found.get("data") or {}).get(endpoints.ENDPOINTS)
+async def read_documents(where: Where, pools: Sequence[str], document: str) -> list[str | None]:
+    """One published document of each of these pools ([NS/]NAME), in their order; None where there is none.
+
+    Raises KubeError.
+    """
+    async with _connected(where) as (client, own):
+        return [await _document(client, pool, own, document) for pool in pools]
+
+
+async def _document(client: Client, pool: str, own: str, document: str) -> str | None:
+    namespace, _, name = pool.rpartition("/")
+    try:
+        found = await client.get(CONFIG_MAP, namespace or own, names.endpoints_config_map(name))
+    except ApiError as error:
+        if error.gone:
+            return None
+        raise
+    text = (found.get("data") or {}).get(document)
     return None if text is None else str(text)
 
 

@@ -56,7 +56,8 @@ class _Debt:
 
 
 class Resync:
-    """``namespaces`` are those that are watched; (``""``,) = all of them."""
+    """``namespaces`` are those that are watched; (``""``,) = all of them. ``period_s`` lies between two
+    comparisons."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Resync:
         namespaces: Sequence[str],
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        period_s: float = PERIOD_S,
     ) -> None:
         self._client = client
         self._cache = cache
@@ -73,6 +75,7 @@ class Resync:
         self._namespaces = tuple(namespaces)
         self._metrics = metrics
         self._clock = clock
+        self._period_s = period_s
         self._debts: dict[tuple[Kind, str, str], _Debt] = {}
         self._relisted: set[Kind] = set()
         self._wake = asyncio.Event()
@@ -121,7 +124,7 @@ class Resync:
 
     async def run(self) -> None:
         """Ends only with WatchStalled, or by being cancelled."""
-        next_s = self._clock() + FIRST_S
+        next_s = self._clock() + min(FIRST_S, self._period_s)
         while True:
             await self._rest(next_s)
             if self._relisted:
@@ -129,7 +132,8 @@ class Resync:
                 kinds, self._relisted = self._relisted, set()
                 await self._all([w for w in self._watched if w.kind in kinds], owed=False)
             if self._clock() >= next_s:
-                next_s = self._clock() + (PERIOD_S if await self._all(self._watched, owed=True) else RETRY_S)
+                complete = await self._all(self._watched, owed=True)
+                next_s = self._clock() + (self._period_s if complete else min(RETRY_S, self._period_s))
                 self._check()
 
     async def _rest(self, until_s: float) -> None:
@@ -168,7 +172,7 @@ class Resync:
             except ApiError as error:
                 if not error.gone:
                     raise
-                continue  # the kind is not served (any more): its watch ends the process
+                continue  # the kind is not served (any more): its watch ends, and with it the process
             at = int(listed.version or 0)
             for obj in listed.items:
                 meta = obj["metadata"]
@@ -197,6 +201,6 @@ class Resync:
         """Raise WatchStalled if a debt has not been paid within a period."""
         now_s = self._clock()
         for (kind, namespace, name), debt in self._debts.items():
-            if now_s - debt.seen_s >= PERIOD_S:
+            if now_s - debt.seen_s >= self._period_s:
                 self._metrics.stalled_watches.labels(kind.plural).inc()
                 raise WatchStalled(f"the watch of {kind.plural} has not told of {namespace}/{name}")

@@ -21,7 +21,7 @@ from encodepool_operator.kube.lease import Lease, LeaseLost, LeaseName
 from encodepool_operator.kube.login import Login, log_in
 
 from . import health, observe
-from .definition import schema_problem, wait_until_served
+from .definition import schema_problem, until_schema_fits, wait_until_served
 from .events import EventPoster
 from .execute import Executor
 from .metrics import Metrics
@@ -29,7 +29,7 @@ from .pools import PoolKey, Pools
 from .queue import KeyQueue
 from .reconcile import Reconciler
 from .resync import PERIOD_S, Resync, WatchStalled
-from .watch import watch
+from .watch import WatchEnded, watch
 
 WORKERS = 4
 """Pools that are worked on at once; each has many requests under way."""
@@ -57,9 +57,10 @@ async def run_operator(options: Options) -> int:
 
 
 class Operator:
-    """One run of the operator. Give it a running event loop."""
+    """One run of the operator. Give it a running event loop. ``resync_s`` lies between two comparisons
+    of the cache with lists."""
 
-    def __init__(self, options: Options, login: Login) -> None:
+    def __init__(self, options: Options, login: Login, *, resync_s: float = PERIOD_S) -> None:
         self._options = options
         self._login = login
         self._clock = time.monotonic
@@ -74,8 +75,14 @@ class Operator:
         self._queue: KeyQueue[PoolKey] = KeyQueue(self._clock)
         self._pools = Pools()
         self._cache = Cache(observe.TRIM, self._changed)
+        self._resync_s = resync_s
         self._resync = Resync(
-            self._client, self._cache, observe.WATCHED, options.namespaces or ("",), self._metrics
+            self._client,
+            self._cache,
+            observe.WATCHED,
+            options.namespaces or ("",),
+            self._metrics,
+            period_s=resync_s,
         )
         self._lease = Lease(
             self._client,
@@ -108,7 +115,10 @@ class Operator:
 
     async def _start(self) -> None:
         await wait_until_served(self._client)
-        self._reconciler.schema_problem = await schema_problem(self._client)
+        clusterwide = not self._options.namespaces
+        self._reconciler.schema_problem = await schema_problem(self._client, clusterwide=clusterwide)
+        if self._reconciler.schema_problem:
+            self._spawn("schema", self._follow_schema(clusterwide))
         await self._resync.fill()
         log.info("cache filled", pools=len(self._pools.existing()))
         self._spawn("lease", self._lease.run())
@@ -126,6 +136,13 @@ class Operator:
                 self._take_signals,
             ),
         )
+
+    async def _follow_schema(self, clusterwide: bool) -> None:
+        await until_schema_fits(self._client, clusterwide=clusterwide)
+        self._reconciler.schema_problem = ""
+        if self._lease.held.is_set():
+            for key in self._pools.existing():
+                self._reconciler.changed(key)
 
     async def _lead(self) -> None:
         """Work while the Lease is ours. Losing it ends the process (``LeaseLost``)."""
@@ -177,10 +194,10 @@ class Operator:
                 for task in done:
                     name = self._tasks.pop(task)
                     error = task.exception()
-                    if name == "start" and error is None:
+                    if name in ("start", "schema") and error is None:
                         continue
                     self._failed = True
-                    known = isinstance(error, LeaseLost | WatchStalled)
+                    known = isinstance(error, LeaseLost | WatchStalled | WatchEnded)
                     log.error(
                         "the operator ends", part=name, why=str(error), exc_info=None if known else error
                     )
@@ -208,7 +225,7 @@ class Operator:
         return health.Progress(
             queue_s=self._queue.age_s if self._lease.held.is_set() else 0.0,
             resync_s=None if complete_s is None else now_s - complete_s,
-            resync_limit_s=3 * PERIOD_S,
+            resync_limit_s=3 * self._resync_s,
             lease_s=0.0 if complete_s is None else now_s - max(self._lease.looked_at_s, complete_s),
             lease_limit_s=LEASE_LIMIT_S,
         )

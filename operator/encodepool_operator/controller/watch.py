@@ -6,11 +6,13 @@ posting, no scanning for kinds and namespaces that come and go.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import kopf
 
+from encodepool_operator.kube.backoff import wait_s
 from encodepool_operator.kube.kinds import Kind
 from encodepool_operator.kube.login import Login, log_in
 
@@ -25,6 +27,33 @@ INACTIVITY_S = 70.0
 """Bookmarks come every 60 s; a stream without any is dead and is opened anew."""
 
 PAGE = 500
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 15.0
+"""Shorter than for writes: as long as nothing is watched, a frozen worker stays in the list."""
+
+
+END_S = 2.0
+WATCHER = "watcher for "
+"""How the names of kopf's tasks begin that watch one kind each."""
+
+
+class WatchEnded(Exception):
+    """A watch has ended by an answer that kopf does not try again after, such as 410 to the request itself.
+
+    The process begins anew; an error within a watch that means "too old" is not one of them."""
+
+
+class Backoffs:
+    """Waits between tries, without an end: kopf gives up, and is deaf from then on, after the last one."""
+
+    def __init__(self, source: random.Random | None = None) -> None:
+        self._random = source or random.Random()
+
+    def __iter__(self) -> Iterator[float]:
+        failures = 0
+        while True:
+            failures += 1
+            yield wait_s(failures, FIRST_WAIT_S, self._random, LONGEST_WAIT_S)
 
 
 def registry_of(watched: Sequence[Watched], heard: Heard, login: Login) -> kopf.OperatorRegistry:
@@ -83,6 +112,7 @@ def settings_of(watched: Sequence[Watched]) -> kopf.OperatorSettings:
     settings.watching.chunk_size = PAGE
     settings.networking.request_timeout = REQUEST_S
     settings.networking.connect_timeout = CONNECT_S
+    settings.networking.error_backoffs = Backoffs()
     settings.queueing.exit_timeout = 0.5
     settings.process.ultimate_exiting_timeout = 20.0
     for one in watched:
@@ -109,7 +139,7 @@ async def watch(
     stop: asyncio.Event,
     started: Callable[[], None],
 ) -> None:
-    """Watch until ``stop``; anything else that ends a watch is raised.
+    """Watch until ``stop``; anything else that ends a watch is raised (WatchEnded).
 
     ``namespaces`` as for Resync. kopf takes SIGTERM and SIGINT for itself while it starts; ``started``
     is called after that, so that the caller can take them back.
@@ -129,4 +159,25 @@ async def watch(
         stop_flag=stop,
     )
     started()
-    await kopf.run_tasks(tasks, ignored=others)
+    running = asyncio.create_task(kopf.run_tasks(tasks, ignored=others), name="kopf")
+    # Before it ends for that, kopf waits for seconds and then cancels whatever runs, also what is ours.
+    done, _ = await asyncio.wait({running, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        error = task.exception() if not task.cancelled() else None
+        if error is not None:
+            await _end_watchers()
+            raise WatchEnded(f"a watch has ended: {error}") from error
+    await running
+
+
+async def _end_watchers() -> None:
+    """End what kopf leaves running when one watch has failed.
+
+    A watcher that is cancelled together with kopf's other tasks, as at the end of the event loop, may
+    overlook it and go on, and the process never ends.
+    """
+    watchers = [task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)]
+    for task in watchers:
+        task.cancel()
+    if watchers:
+        await asyncio.wait(watchers, timeout=END_S)

@@ -12,6 +12,7 @@ from typing import Any
 from encodepool_operator.api import labels, names
 from encodepool_operator.api.types import EncodePool
 
+from .consumer import consumer
 from .group import GroupView, Phase
 from .record import failure_object, rfc3339, seconds
 from .rollout import Budget, held
@@ -112,7 +113,7 @@ def build(view: PoolView, previous: Mapping[str, Any] | None, now: float) -> Sta
         "rollout": progress,
         "conditions": _stamped(conditions, before.get("conditions"), now),
         "groupsTruncated": max(len(abnormal) - GROUP_LIMIT, 0),
-        "consumer": _consumer(view.pool),
+        "consumer": consumer(view.pool.metadata.namespace, view.pool.metadata.name),
     }
     if abnormal:  # server-side apply turns a list that becomes empty into a missing one
         shown = abnormal[:GROUP_LIMIT]
@@ -283,15 +284,3 @@ def _group(group: GroupView, host: str) -> dict[str, Any]:
     if record.failure is not None:
         out["lastFailure"] = failure_object(record.failure)
     return out
-
-
-def _consumer(pool: EncodePool) -> dict[str, str]:
-    """Flags that make the SMG gateway follow this pool."""
-    namespace, name = pool.metadata.namespace, pool.metadata.name
-    return {
-        "smg": (
-            f"--epd-disaggregation --service-discovery --service-discovery-namespace {namespace} "
-            f"--encode-selector {labels.ROUTABLE}=true {labels.POOL}={name}"
-        ),
-        "smgFile": "--epd-disaggregation --discovery-provider file --discovery-file workers.json",
-    }

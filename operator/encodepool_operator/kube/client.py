@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -36,6 +36,9 @@ REQUEST_S = 15.0
 TRIES = 3
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
+WATCH_GRACE_S = 2.0
+"""So much longer than it was asked to a watch may last before it counts as dead."""
+
 IN_FLIGHT = 32
 PAGE = 500
 
@@ -71,10 +74,14 @@ class Client:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         return await self._send("get", "GET", kind.path(namespace, name))
 
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "", version: str = "") -> Listed:
-        """All objects; ``version`` "0" = whatever the server has at hand, "" = the newest."""
+    async def list(
+        self, kind: Kind, namespace: str = "", selector: str = "", version: str = "", *, name: str = ""
+    ) -> Listed:
+        """All objects, or the one with this name; ``version`` "0" = whatever the server has at hand, "" =
+        the newest."""
         items: list[Object] = []
         query = {"labelSelector": selector} if selector else {}
+        query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         query |= {"resourceVersion": version} if version else {"limit": str(PAGE)}
         while True:
             page = await self._send("list", "GET", kind.path(namespace), query=query)
@@ -86,6 +93,41 @@ class Client:
                 return Listed(items, str(meta.get("resourceVersion", "")))
             query = {key: value for key, value in query.items() if key != "resourceVersion"}
             query["continue"] = meta["continue"]
+
+    async def watch(
+        self, kind: Kind, namespace: str, name: str, version: str, lasts_s: int
+    ) -> AsyncIterator[Object]:
+        """What happens to one object after ``version``, as {"type", "object"}, for at most ``lasts_s``.
+
+        It ends early where the server or the network ends it, and also when they fall silent. Raises
+        ApiError (410: the version is too old) and Unreachable.
+        """
+        query = {
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": version,
+            "timeoutSeconds": str(lasts_s),
+            "watch": "true",
+        }
+        url = f"{self._api.configuration.host}{kind.path(namespace)}?{urlencode(query)}"
+        timeout = aiohttp.ClientTimeout(total=lasts_s + WATCH_GRACE_S)
+        try:
+            answer = await self._request("GET", url, None, "application/json", timeout)
+            try:
+                if answer.status != 200:
+                    _read(answer.status, answer.headers, await answer.read())
+                async for line in answer.response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        _read(
+                            int(event["object"].get("code") or 500), {}, json.dumps(event["object"]).encode()
+                        )
+                    yield event
+            finally:
+                answer.response.close()
+        except TimeoutError:
+            return
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(f"GET {url}: {error or type(error).__name__}") from error
 
     async def raw(self, path: str) -> Object:
         """GET of a path that belongs to no kind (discovery, OpenAPI)."""
@@ -208,14 +250,11 @@ class Client:
         body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
         content_type: str,
     ) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": "encodepool"}
         began_s = time.monotonic()
         code = "0"
         try:
-            await self._api.update_params_for_auth(headers, [], ["BearerToken"], url, method, None)
-            answer = await self._api.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(REQUEST_S)
-            )
+            timeout = aiohttp.ClientTimeout(REQUEST_S)
+            answer = await self._request(method, url, body, content_type, timeout)
             code = str(answer.status)
             payload = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -223,6 +262,15 @@ class Client:
         finally:
             self._observe(verb, code, time.monotonic() - began_s)
         return _read(answer.status, answer.headers, payload)
+
+    async def _request(
+        self, method: str, url: str, body: object, content_type: str, timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": "encodepool"}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], url, method, None)
+        return await self._api.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=timeout
+        )
 
 
 def _read(status: int, headers: Mapping[str, str], payload: bytes) -> Object:

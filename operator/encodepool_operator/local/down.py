@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
+from encodepool_operator.core.render.engine import END_S, grace_s
 from encodepool_operator.core.revision import read_spec
 
 from .errors import LocalError, ManifestError
@@ -13,7 +14,7 @@ from .manifest import load_kept
 from .processes import ProcessId, identify, is_known, kill_session, send
 from .publish import empty_documents, write_documents
 from .report import Report, read_report, write_members
-from .state import GRACE_BEYOND_DRAIN_S, load_state, save_state
+from .state import load_state, save_state
 from .statedir import StateDir
 
 POLL_S = 0.1
@@ -60,12 +61,12 @@ def down(
 def _limit_s(state_dir: StateDir) -> float:
     """How long a drain may take: settle, the longest grace period of any start, and some slack."""
     specs = [read_spec(kept) for kept in load_state(state_dir.state).revisions]
-    drain_s = max((spec.drain.timeout_seconds for spec in specs if spec is not None), default=0)
+    longest_s = max((grace_s(spec) for spec in specs if spec is not None), default=END_S)
     try:
         settle_s = load_kept(state_dir.manifest).pool.spec.drain.settle_seconds
     except ManifestError:
         settle_s = 0
-    return settle_s + drain_s + GRACE_BEYOND_DRAIN_S + SLACK_S
+    return settle_s + longest_s + SLACK_S
 
 
 def _ask_controller(

@@ -18,6 +18,7 @@ from encodepool_operator.api.types import Spec
 from encodepool_operator.core import actions as plan_actions
 from encodepool_operator.core.actions import Action
 from encodepool_operator.core.record import GroupRecord, annotations_of
+from encodepool_operator.core.render.engine import END_S, grace_s
 from encodepool_operator.core.revision import read_spec
 
 from . import observe
@@ -26,7 +27,7 @@ from .counter import UserCounter
 from .machine import Machine
 from .manifest import needed_devices
 from .publish import write_documents
-from .state import GRACE_BEYOND_DRAIN_S, GroupState, PodState, PoolState, save_state
+from .state import GroupState, PodState, PoolState, save_state
 from .statedir import StateDir
 
 KEPT_STARTS = 10
@@ -245,7 +246,7 @@ class Executor:
     def _grace_s(self, index: int) -> float:
         """The grace period of the group's pods; short where its revision cannot be read."""
         _, spec = self._wanted(self._state.groups[index])
-        return spec.drain.timeout_seconds + GRACE_BEYOND_DRAIN_S if spec else GRACE_BEYOND_DRAIN_S
+        return grace_s(spec) if spec else END_S
 
     def _wanted(self, group: GroupState) -> tuple[GroupRecord | None, Spec | None]:
         """The group's record and its revision's spec; None for what cannot be read."""

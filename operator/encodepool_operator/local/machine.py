@@ -215,9 +215,12 @@ class Machine:
 
 
 def _killed_by(exit_code: int | None) -> str:
-    if exit_code is None or exit_code <= 128:
+    """Empty for a process that ended by itself. A worker that fails of its own accord says why."""
+    if exit_code is None:
+        return "killed, or ended without a word; its exit code was for a controller that is gone"
+    if exit_code <= 128:
         return ""
     try:
-        return f"killed by {signal.Signals(exit_code - 128).name}"
+        return f"killed by signal {exit_code - 128} ({signal.Signals(exit_code - 128).name})"
     except ValueError:
         return ""

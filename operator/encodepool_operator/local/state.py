@@ -17,9 +17,6 @@ from .statedir import read_text, write_atomic
 
 VERSION = 1
 
-GRACE_BEYOND_DRAIN_S = 15.0
-"""Between the end of the worker's own drain and SIGKILL."""
-
 
 class Exited(msgspec.Struct, frozen=True):
     """How a process ended; ``exit_code`` is 128 + n for signal n, None if it was not our child."""

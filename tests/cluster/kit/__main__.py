@@ -1,7 +1,8 @@
 """`python -m tests.cluster.kit build | up | down | status`: a test cluster for a developer.
 
 `up` starts the cluster that the node tests use; it stays until `down`. The kubeconfig is at one
-path whatever cluster is up, so it need not be exported again.
+path whatever cluster is up, so it need not be exported again. `up --with example` puts the operator
+and the example pool on it, also when the cluster is up already.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.kit import teardown
+from tests.cluster.kit import deploy, teardown
 from tests.cluster.kit.build import get_missing, say_on_stderr
 from tests.cluster.kit.cluster import Cluster, ClusterFailed
 from tests.cluster.kit.network import NoFreeSlot
@@ -39,7 +40,11 @@ def build(nodes: bool, also: list[str]) -> int:
     return 0
 
 
-def up(nodes: int) -> int:
+def up(nodes: int, also: str) -> int:
+    """``also``: "operator" and "example" are put on it, the second with the first; "" is neither."""
+    if also:
+        refuse_unless_possible(nodes=True)
+        get_missing(nodes=True, also=("helm", "kubectl"))
     kept = kept_clusters()
     if kept:
         say_on_stderr(f"{kept[0].id} is up already ({len(kept[0].processes)} processes)")
@@ -60,7 +65,14 @@ def up(nodes: int) -> int:
         link.symlink_to(cluster.kubeconfig)
         say_on_stderr(f"{cluster.id} is up with {nodes} nodes in {time.monotonic() - started:.1f} s")
         say_on_stderr(f"logs: {cluster.folder / 'log'}; `make cluster-down` removes it")
-    print(f"export KUBECONFIG={link_to_kubeconfig()}")
+    kubeconfig = link_to_kubeconfig()
+    if also:
+        folder = kept_clusters()[0].folder
+        deploy.install_operator(kubeconfig, folder)
+        if also == "example":
+            deploy.apply_example(kubeconfig, folder)
+        say_on_stderr("ready; now, for instance:")
+    print("\n".join(deploy.next_steps(kubeconfig, also)))
     return 0
 
 
@@ -103,6 +115,13 @@ def main() -> int:
     building.add_argument("--also", action="append", default=[], choices=names)
     starting = commands.add_parser("up", help="start a cluster that stays")
     starting.add_argument("--nodes", type=int, default=2)
+    starting.add_argument(
+        "--with",
+        dest="also",
+        default="",
+        choices=["operator", "example"],
+        help="install the chart; `example` also applies the pool of examples/tiny-cluster.yaml",
+    )
     commands.add_parser("down", help="remove it, and what dead tests left")
     commands.add_parser("status", help="all clusters on record, as JSON")
     chosen = parser.parse_args()
@@ -110,7 +129,7 @@ def main() -> int:
         if chosen.command == "build":
             return build(not chosen.control_plane_only, chosen.also)
         if chosen.command == "up":
-            return up(chosen.nodes)
+            return up(chosen.nodes, chosen.also)
         return down() if chosen.command == "down" else status()
     except (ProgramMissing, NodesImpossible, NoFreeSlot, ClusterFailed, TimeoutError) as error:
         say_on_stderr(str(error))

@@ -41,6 +41,10 @@ class Asked:
     def writes(self) -> bool:
         return self.verb in WRITES
 
+    @property
+    def dry_run(self) -> bool:
+        return "dryRun=All" in self.uri
+
 
 def now() -> datetime:
     """A time to give to ``AuditLog.since``; the API server reads the same clock."""

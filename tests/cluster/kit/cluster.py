@@ -232,21 +232,21 @@ class Cluster:
     def node_names(self) -> tuple[str, ...]:
         return tuple(self._nodes)
 
-    def _first_process(self, name: str) -> int:
+    def first_process(self, name: str) -> int:
         """The process that is number 1 inside the node, by its number outside."""
         leader = self._record.processes[name].pid
         return int(Path(f"/proc/{leader}/task/{leader}/children").read_text().split()[0])
 
     def exec_in_node(self, name: str, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
         """Run a program of this machine in the node's namespaces. Raises CalledProcessError."""
-        enter = [str(need("nsenter")), "-t", str(self._first_process(name))]
+        enter = [str(need("nsenter")), "-t", str(self.first_process(name))]
         enter += ["-m", "-n", "-p", "-u", "-i", "--", *map(str, argv)]
         return subprocess.run(enter, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
 
     def _load_into(self, name: str, archive: Path) -> None:
         # From outside: the node's own /run is seen through its first process.
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        socket = Path(f"/proc/{self._first_process(name)}/root{SOCKET}")
+        socket = Path(f"/proc/{self.first_process(name)}/root{SOCKET}")
         while not socket.exists():
             if time.monotonic() > deadline_s:
                 raise ClusterFailed(f"containerd of {name} does not listen")

@@ -92,6 +92,30 @@ def test_the_same_schema_and_a_newer_one_are_fine():
     assert crd.served_schema_problem({labels.SCHEMA_GENERATION: "999"}) == ""
 
 
+def published(schema):
+    """The part of the API server's OpenAPI document that is looked at."""
+    return {"components": {"schemas": {"dev.encodepool.v1alpha1.EncodePool": schema}}}
+
+
+def test_fields_that_the_published_schema_lacks_are_told():
+    served = json.loads(json.dumps(SCHEMA))
+    served["properties"]["metadata"] = {"allOf": [{"$ref": "#/components/schemas/ObjectMeta"}]}
+    assert crd.published_schema_problem(published(served)) == ""
+    served["properties"]["more"] = {"type": "string"}
+    assert crd.published_schema_problem(published(served)) == "", "a newer one serves us"
+    del served["properties"]["spec"]["properties"]["model"]["properties"]["revision"]
+    assert crd.published_schema_problem(published(served)).startswith(
+        "the CustomResourceDefinition lacks spec.model.revision: "
+    )
+    del served["properties"]["status"]["properties"]["groups"]["items"]["properties"]["index"]
+    assert "spec.model.revision and 1 more" in crd.published_schema_problem(published(served))
+
+
+def test_a_kind_that_is_not_published_yet_is_no_problem():
+    assert crd.published_schema_problem({"components": {"schemas": {}}}) == ""
+    assert crd.published_schema_problem({}) == ""
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -180,8 +180,7 @@ def test_the_rules_are_spelled_out_and_those_of_both_scopes_differ_by_the_cluste
         ("coordination.k8s.io", "leases", "encodepool-operator", "update"),
     }
     crd = ("apiextensions.k8s.io", "customresourcedefinitions", "encodepools.encodepool.dev", "get")
-    nodes = {("", "nodes", "", verb) for verb in ("get", "list", "watch")}
-    assert rules(wide, cluster=True) - rules(narrow, cluster=False) == {crd} | nodes
+    assert rules(wide, cluster=True) - rules(narrow, cluster=False) == {crd}
     for group, resource, name, verb in rules(wide, cluster=True) | rules(wide, cluster=False):
         assert "*" not in (group, resource, name, verb)
         assert resource != "secrets"
@@ -275,7 +274,7 @@ def test_pools_need_an_image_of_their_own_where_the_chart_has_none(helm: Any) ->
 )
 def test_the_pool_in_the_notes_can_be_applied_where_the_operator_looks(helm: Any, arguments: Any) -> None:
     notes = helm.notes(*arguments)
-    document = re.search(r"(?s)apply -f - <<END\n(.*?)\n  END\n", notes)
+    document = re.search(r"(?ms)^kubectl apply -f - <<END\n(.*?)\nEND\n", notes)
     assert document is not None
     pool = parse_pool(yaml.safe_load(document[1]))
     (deployment,) = by_kind(helm.objects(*arguments), "Deployment")

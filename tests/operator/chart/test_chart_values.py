@@ -1,6 +1,7 @@
 """Wrong values are refused before anything is installed, each with a message that names the value."""
 
 import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,22 @@ def test_a_wrong_value_is_refused_with_a_message(helm: Any, tmp_path: Path, case
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     assert message in helm.refusal("--values", file)
+
+
+def test_every_value_is_checked(helm: Any, tmp_path: Path) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    paths = [path for path, _ in runpy.run_path(str(CHART / "generate.py"))["leaves"](schema)]
+    wrong: dict[str, Any] = {}
+    for path in paths:
+        place = wrong
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = 0.5  # what no value may be
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(wrong))
+    refusal = helm.refusal("--values", file)
+    assert len(paths) > 40
+    assert [path for path in paths if f"at '/{'/'.join(path)}': " not in refusal] == []
 
 
 def objects_of(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

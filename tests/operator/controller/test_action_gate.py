@@ -41,6 +41,18 @@ def test_list_and_status_are_written_once_a_second(gate, clock):
     assert len(gate.pass_on(plan, None).actions) == 2
 
 
+def test_the_status_does_not_speak_of_a_list_that_is_still_to_be_written(gate, clock):
+    gate.note([actions.WriteEndpoints({}, "r")], {})
+    clock.pass_s(0.4)
+    plan = [actions.WriteEndpoints({"a": "b"}, "r"), write_status(a=1)]
+    assert gate.pass_on(plan, None).actions == []
+    clock.pass_s(0.6)
+    assert len(gate.pass_on(plan, None).actions) == 2
+    # One that is refused may never be written, and somebody has to tell of it.
+    gate.note([], {key_of(plan[0]): "no right"})
+    assert names(gate.pass_on(plan, None)) == [("WriteStatus", None)]
+
+
 def test_what_was_refused_waits_and_the_rest_goes_on(gate, clock):
     reserve, bad, good = actions.ReserveIncarnations(2, "r"), start(0), start(1)
     plan = [reserve, bad, good, write_status(lastIncarnation=2)]

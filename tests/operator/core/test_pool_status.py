@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.operator.core.fake_cluster import START
 
+from encodepool_operator.core.consumer import consumer
 from encodepool_operator.core.status import GROUP_LIMIT, MESSAGE_LIMIT, invalid
 
 
@@ -30,9 +31,7 @@ def test_a_pool_that_is_complete_says_so_in_every_way(cluster):
     assert status["currentRevision"] == status["updateRevision"]
     assert status["observedGeneration"] == 1
     assert "groups" not in status
-    assert (
-        "--encode-selector encodepool.dev/routable=true encodepool.dev/pool=demo" in status["consumer"]["smg"]
-    )
+    assert status["consumer"] == consumer("epd", "demo")
 
 
 def test_a_pool_that_is_coming_up_reconciles_and_warns_that_no_group_is_listed(cluster):

@@ -95,6 +95,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_its_grace_period(tmp_path
             await b.until(lambda: b.machine.is_gone(b.pod))
             assert time.monotonic() - began_s >= 0.5
             assert b.pod.exited.exit_code == 137
+            assert b.pod.exited.message == "killed by signal 9 (SIGKILL)", "not the last line of its log"
             assert not Path(b.pod.temp_dir).exists()
 
     asyncio.run(story())

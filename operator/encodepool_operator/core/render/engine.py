@@ -26,6 +26,19 @@ LEAST_DRAIN_S = 0.1
 LEAST_QUARANTINE_S = 10
 LEAST_QUEUE_TOKENS = 65536
 
+END_S = 15
+"""For a worker's processes to end, once what was accepted is done or told that it failed."""
+
+
+def quarantine_s(spec: Spec) -> int:
+    """How long memory of a timed-out write rests: twice the timeout is the least, 10 s the contract's."""
+    return max(LEAST_QUARANTINE_S, 2 * spec.transfer.timeout_seconds)
+
+
+def grace_s(spec: Spec) -> int:
+    """From SIGTERM to SIGKILL: the drain; a write that times out at its very end, and its rest; the end."""
+    return spec.drain.timeout_seconds + spec.transfer.timeout_seconds + quarantine_s(spec) + END_S
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
@@ -77,8 +90,7 @@ def worker_flags(spec: Spec, *, device: str) -> dict[str, Any]:
         "transfer-protocol": spec.transfer.protocol,
         "ib-devices": ",".join(spec.transfer.ib_devices),
         "transfer-timeout-seconds": spec.transfer.timeout_seconds,
-        # Twice the timeout is the least; 10 s is the contract's.
-        "quarantine-seconds": max(LEAST_QUARANTINE_S, 2 * spec.transfer.timeout_seconds),
+        "quarantine-seconds": quarantine_s(spec),
         "drain-seconds": max(LEAST_DRAIN_S, spec.drain.timeout_seconds),
     }
     return {name: value for name, value in flags.items() if value != ""}

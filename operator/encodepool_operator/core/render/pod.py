@@ -9,16 +9,13 @@ from encodepool_operator.api.types import Spec
 
 from ..snapshot import RevisionRecord
 from . import fill, quantity
-from .engine import MODELS, TEMP, engine_command, mounts_models
+from .engine import MODELS, TEMP, engine_command, grace_s, mounts_models
 from .merge import cleaned, merge
 from .placement import affinity
 
 TEMP_VOLUME = "encodepool-tmp"
 SHM_VOLUME = "encodepool-shm"
 MODELS_VOLUME = "encodepool-models"
-
-GRACE_BEYOND_DRAIN_S = 15
-"""Between the end of the worker's own drain and SIGKILL."""
 
 PERIOD_S = 2
 TIMEOUT_S = 1
@@ -70,7 +67,7 @@ def _pod(pool: str, spec: Spec) -> dict[str, Any]:
         "enableServiceLinks": False,
         "hostNetwork": host_network,
         "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_BEYOND_DRAIN_S,
+        "terminationGracePeriodSeconds": grace_s(spec),
         "volumes": _volumes(spec),
     } | {key: value for key, value in optional.items() if value}
 

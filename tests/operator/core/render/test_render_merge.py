@@ -103,7 +103,7 @@ def test_a_user_cannot_take_over_what_a_group_rests_on():
         }
     )["spec"]
     assert (built["hostNetwork"], built["restartPolicy"]) == (False, "Always")
-    assert built["terminationGracePeriodSeconds"] == 75
+    assert built["terminationGracePeriodSeconds"] == 90
     (engine,) = built["containers"]
     assert engine["command"] == ["encodepool-worker", "serve"]
     assert engine["image"] == ""
