@@ -27,6 +27,7 @@ ROLE = "llm-d.ai/role"
 BOOTSTRAP_PORT = "sglang.ai/bootstrap-port"
 WORKER_PORTS = "smg.ai/worker-ports"
 MODEL_ID = f"{API_GROUP}/model-id"
+PUBLISHED_AT = f"{API_GROUP}/published-at"
 GATEWAY_KEYS = (ROLE, BOOTSTRAP_PORT, WORKER_PORTS)
 """Keys of other projects by which gateways find encode workers."""
 

@@ -33,6 +33,11 @@ from .memo import Memo
 from .render import children
 from .snapshot import RevisionRecord, Snapshot
 
+TAKE_UP_S = 5.0
+"""A gateway sends to a group some seconds after it is listed, and drops one that leaves the list at
+once: a rollout that trades one for the other in one write leaves a gateway with neither. Pools
+whose ``settleSeconds`` is less say that theirs are quicker."""
+
 NO_PORTS_RETRY_S = 30.0
 """Ports are freed by others, of whom this pool hears nothing: look again after this time."""
 
@@ -95,10 +100,27 @@ def _roll_out(draft: Draft) -> None:
         for view in rollout.outdated(draft.managed(), target, draft.spec.rollout)
         if view.running and not view.draining and view.index not in draft.changes
     ]
-    moves = rollout.moves(candidates, draft.listed(), draft.spec.replicas, draft.budget)
+    if not candidates:
+        return
+    moves = rollout.moves(candidates, _taken_up(draft), draft.spec.replicas, draft.budget)
     for view in (*moves.free, *moves.paid):
         own = (view.record.revision if view.record is not None else "") or "an unknown one"
         draft.drain(view, f"revision {target} replaces {own}")
+
+
+def _taken_up(draft: Draft) -> frozenset[int]:
+    """Listed groups that gateways send to by now: the rollout may count on them."""
+    wait_s = min(TAKE_UP_S, float(draft.spec.drain.settle_seconds))
+    counted = set()
+    for index in draft.listed():
+        leader = draft.views[index].leader
+        at = leader.publication.at if leader is not None and leader.publication is not None else None
+        # A time in the future is of another clock, and says nothing.
+        if at is not None and at <= draft.now < at + wait_s:
+            draft.wakes.append(at + wait_s)
+        else:
+            counted.add(index)
+    return frozenset(counted)
 
 
 def _withdraw(draft: Draft) -> None:
@@ -201,6 +223,7 @@ def _publish(draft: Draft) -> None:
         if wanted is None or leader.publication == wanted or not endpoints.routable(view, spec, draft.now):
             continue
         reason = f"group {view.index} is ready and is published"
+        wanted = replace(wanted, at=draft.now)
         draft.labels.append(Publish(view.index, leader.name, leader.uid, wanted, reason, leader.version))
 
 

@@ -51,12 +51,14 @@ class Publication:
     """What the leader pod tells gateways: the values of the label's annotations.
 
     Present means: ``encodepool.dev/routable=true`` and ``llm-d.ai/role=encode`` are set and the
-    annotations hold these values.
+    annotations hold these values. ``at``: when they were written, None when nobody can tell; the same
+    values written at another time are the same publication.
     """
 
     bootstrap_port: int
     grpc_port: int
     model_id: str
+    at: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from encodepool_operator.core.record import PortBlock
 from encodepool_operator.core.render import engine
 
 from .errors import LocalError
-from .ports import HOST
+from .ports import HOST, host_of
 from .statedir import StateDir
 
 WORKER, SERVE = engine.COMMAND
@@ -45,12 +45,12 @@ def worker_argv(worker: str) -> Sequence[str]:
 
 
 def worker_flags(
-    spec: Spec, *, pool: str, group: int, incarnation: int, ports: PortBlock, state_dir: StateDir
+    spec: Spec, *, pool: str, group: int, incarnation: int, pod: int, ports: PortBlock, state_dir: StateDir
 ) -> list[str]:
-    """Flags of ``encodepool-worker serve`` for one start of one group, spec.args last."""
+    """Flags of ``encodepool-worker serve`` for one pod of one start of one group, spec.args last."""
     settings: dict[str, object] = {
         **engine.worker_flags(spec, device="cpu" if spec.accelerator.per_rank == 0 else "auto"),
-        "host": HOST,
+        "host": host_of(pod),
         "bootstrap-port": ports.bootstrap,
         "grpc-port": ports.grpc,
         "dist-init-port": ports.dist_init,
@@ -59,8 +59,10 @@ def worker_flags(
         "group": group,
         "incarnation": incarnation,
         "state-dir": state_dir.root,
-        "termination-log": state_dir.termination_file(group, incarnation),
+        "termination-log": state_dir.termination_file(group, incarnation, pod),
     }
+    if spec.pods_per_group > 1:
+        settings |= {"ranks-per-pod": spec.ranks_per_pod, "pod-index": pod, "dist-init-host": HOST}
     flags = []
     for name, value in settings.items():
         flags += [f"--{name}", str(value)]
@@ -72,7 +74,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """The user's environment without our variables, then ours, then the manifest's.
 
-    ``devices`` are the accelerators of this group, none for the CPU; ``cpus`` its share of cores.
+    ``devices`` are the accelerators of this pod, none for the CPU; ``cpus`` the share of one rank in
+    the cores.
     """
     # Settings come from the manifest alone: a revision must say all that its workers do.
     env = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}

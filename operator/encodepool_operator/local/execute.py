@@ -150,7 +150,10 @@ class Executor:
             annotations=annotations_of(action.record),
             pods=[
                 PodState(
-                    name=names.pod(pool, action.group, index), uid=str(uuid.uuid4()), incarnation=incarnation
+                    name=names.pod(pool, action.group, index),
+                    uid=str(uuid.uuid4()),
+                    incarnation=incarnation,
+                    index=index,
                 )
                 for index in range(action.replicas)
             ],
@@ -196,6 +199,7 @@ class Executor:
             pool=pool,
             group=index,
             incarnation=pod.incarnation,
+            pod=pod.index,
             ports=record.ports,
             state_dir=self._dir,
         )
@@ -205,7 +209,7 @@ class Executor:
                 spec,
                 self._environ,
                 devices=pod.devices,
-                cpus=self._cpus // max(1, replicas),
+                cpus=self._cpus // (max(1, replicas) * spec.tensor_parallel_size),
                 temp_dir=temp_dir,
             )
 

@@ -18,7 +18,7 @@ import structlog
 
 from . import probes
 from .logs import last_lines
-from .ports import HOST
+from .ports import host_of
 from .processes import Exit, GatedProcess, is_running, is_stopped, kill_session, send
 from .state import Exited, PodState
 from .statedir import StateDir, read_text
@@ -66,7 +66,7 @@ class Machine:
         try:
             pod.temp_dir = tempfile.mkdtemp(prefix="epool-")
             gated = GatedProcess(
-                argv, env(Path(pod.temp_dir)), self._dir.log_file(group, pod.incarnation, "supervisor")
+                argv, env(Path(pod.temp_dir)), self._dir.supervisor_log(group, pod.incarnation, pod.index)
             )
         except OSError as error:
             shutil.rmtree(pod.temp_dir, ignore_errors=True)
@@ -133,7 +133,7 @@ class Machine:
     async def _life(self, group: int, pod: PodState, metrics_port: int, startup_left_s: float) -> None:
         state = probes.ProbeState(pod.started, pod.ready)
         prober = probes.Prober(
-            HOST,
+            host_of(pod.index),
             metrics_port,
             state,
             lambda: self._probed(pod, state),
@@ -155,7 +155,7 @@ class Machine:
         if pod.temp_dir:
             shutil.rmtree(pod.temp_dir, ignore_errors=True)
         # A killed supervisor could not remove its list of children.
-        self._dir.children_file(group, pod.incarnation).unlink(missing_ok=True)
+        self._dir.children_file(group, pod.incarnation, pod.index).unlink(missing_ok=True)
         del self._exits[pod.uid]
         self._asked.discard(pod.uid)
         self._changed()
@@ -191,14 +191,14 @@ class Machine:
 
     def _set_exited(self, group: int, pod: PodState, exit_code: int | None) -> None:
         """Note how it ended, in its own words where it left any."""
-        said = read_text(self._dir.termination_file(group, pod.incarnation))
+        said = read_text(self._dir.termination_file(group, pod.incarnation, pod.index))
         words = said or pod.dead or _killed_by(exit_code) or self._last_line(group, pod)
         reason = "Unhealthy" if pod.dead else "Completed" if exit_code == 0 else "Error"
         pod.exited = Exited(time.time(), exit_code, reason, words.strip()[-MESSAGE_CHARS:])
         self._set_ready(pod, False)
 
     def _last_line(self, group: int, pod: PodState) -> str:
-        lines = last_lines(self._dir.log_file(group, pod.incarnation, "supervisor"), 1)
+        lines = last_lines(self._dir.supervisor_log(group, pod.incarnation, pod.index), 1)
         return lines[0] if lines else ""
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

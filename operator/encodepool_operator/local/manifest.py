@@ -5,7 +5,7 @@ named in ``Manifest.notes`` and has no effect; what cannot work here is refused 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,13 @@ def load_document(path: Path) -> dict[str, Any]:
 
 
 def needed_devices(spec: Spec) -> int:
-    """Accelerators of one group."""
-    return spec.accelerator.per_rank * spec.tensor_parallel_size
+    """Accelerators of one pod of a group."""
+    return spec.accelerator.per_rank * spec.ranks_per_pod
 
 
 def check_devices(spec: Spec, devices: Sequence[str]) -> None:
     """Raises ManifestError where this machine can never hold all groups at once."""
-    needed = needed_devices(spec) * spec.replicas
+    needed = needed_devices(spec) * spec.pods_per_group * spec.replicas
     if needed > len(devices):
         raise ManifestError(
             f"spec.accelerator.perRank: {spec.replicas} groups need {needed} GPUs, this machine shows "
@@ -118,12 +118,7 @@ def _checked(document: dict[str, Any], source: str) -> Manifest:
         problems = [f"{source}: {problem}" for problem in error.problems]
         raise ManifestError(problems[0], tuple(problems[1:])) from error
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    return Manifest(_on_one_machine(pool), text, tuple(_notes(document["spec"], pool.spec)))
-
-
-def _on_one_machine(pool: EncodePool) -> EncodePool:
-    """All ranks of a group under one supervisor, whatever ``ranksPerPod`` is on a cluster."""
-    return replace(pool, spec=replace(pool.spec, ranks_per_pod=pool.spec.tensor_parallel_size))
+    return Manifest(pool, text, tuple(_notes(document["spec"], pool.spec)))
 
 
 def _notes(given: Mapping[str, Any], spec: Spec) -> list[str]:

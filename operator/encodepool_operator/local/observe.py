@@ -10,7 +10,7 @@ from encodepool_operator.core.snapshot import (
     RevisionRecord,
 )
 
-from .ports import HOST
+from .ports import host_of
 from .state import GroupState, PodState, PoolState
 
 
@@ -51,10 +51,10 @@ def _pod(pod: PodState) -> PodFacts:
     return PodFacts(
         name=pod.name,
         uid=pod.uid,
-        index=0,
+        index=pod.index,
         incarnation=pod.incarnation,
         phase=_phase(pod),
-        ips=(HOST,),
+        ips=(host_of(pod.index),),
         launched=pod.launched_at is not None,
         started=pod.started,
         ready=pod.ready and pod.terminating_since is None and pod.exited is None,

@@ -5,7 +5,13 @@ import socket
 from collections.abc import Iterable
 
 HOST = "127.0.0.1"
-"""Where the workers of a local pool listen."""
+"""Where the workers of a local pool listen: the first pod of each group."""
+
+
+def host_of(pod: int) -> str:
+    """Address of a group's pod ``pod``. All pods of a start have the same ports, as on a cluster."""
+    return f"127.0.0.{1 + pod}"
+
 
 
 def taken(ports: Iterable[int]) -> frozenset[int]:

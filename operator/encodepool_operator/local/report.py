@@ -100,7 +100,7 @@ def members(state_dir: StateDir, state: PoolState) -> list[Member]:
             if pod.process is None or pod.exited is not None:
                 continue
             found.append(Member(pod.process.pid, index, pod.incarnation, "supervisor"))
-            found += _children(state_dir.children_file(index, pod.incarnation))
+            found += _children(state_dir.children_file(index, pod.incarnation, pod.index))
     return found
 
 

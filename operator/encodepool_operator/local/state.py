@@ -28,7 +28,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class PodState(msgspec.Struct):
-    """One supervisor process, from its order to its last trace.
+    """One supervisor process, from its order to its last trace; pod ``index`` of its group.
 
     ``process`` is None until it was launched; ``devices`` are the accelerators it holds,
     ``temp_dir`` its temporary folder. ``dead`` says which probe gave it up.
@@ -37,6 +37,7 @@ class PodState(msgspec.Struct):
     name: str
     uid: str
     incarnation: int
+    index: int = 0
     process: ProcessId | None = None
     devices: list[str] = []
     temp_dir: str = ""

@@ -93,13 +93,16 @@ class StateDir:
     def log_file(self, group: int, incarnation: int, role: str) -> Path:
         return self.log / f"{group}.{incarnation}.{role}.log"
 
-    def children_file(self, group: int, incarnation: int) -> Path:
-        """Where the supervisor of this start writes the pids of its children."""
-        return self.run / f"{group}.{incarnation}.json"
+    def supervisor_log(self, group: int, incarnation: int, pod: int) -> Path:
+        return self.log_file(group, incarnation, f"supervisor{pod or ''}")
 
-    def termination_file(self, group: int, incarnation: int) -> Path:
-        """Where the supervisor of this start writes why it failed."""
-        return self.run / f"{group}.{incarnation}.termination"
+    def children_file(self, group: int, incarnation: int, pod: int) -> Path:
+        """Where the supervisor of this start's pod writes the pids of its children."""
+        return self.run / f"{_start(group, incarnation, pod)}.json"
+
+    def termination_file(self, group: int, incarnation: int, pod: int) -> Path:
+        """Where the supervisor of this start's pod writes why it failed."""
+        return self.run / f"{_start(group, incarnation, pod)}.termination"
 
     def create(self) -> None:
         """Make the folders. Raises LocalError where that is not possible."""
@@ -142,6 +145,10 @@ class StateDir:
             return None
         finally:
             os.close(fd)
+
+
+def _start(group: int, incarnation: int, pod: int) -> str:
+    return f"{group}.{incarnation}.{pod}" if pod else f"{group}.{incarnation}"
 
 
 def _pid_in(fd: int) -> int:

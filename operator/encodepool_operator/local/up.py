@@ -146,8 +146,7 @@ def failed_log(state_dir: StateDir, row: GroupRow) -> list[str]:
     """The last lines that the processes of the group's failed start left behind."""
     incarnation = row.failed_incarnation if row.failed_incarnation is not None else row.incarnation
     out = []
-    for role in ROLES:
-        path = state_dir.log_file(row.group, incarnation, role)
+    for path in sorted(state_dir.log.glob(f"{row.group}.{incarnation}.*.log")):
         lines = last_lines(path, LOG_LINES)
         if lines:
             out += [f"--- {path}", *lines]

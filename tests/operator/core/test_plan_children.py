@@ -160,6 +160,7 @@ def test_a_plan_that_writes_the_object_anyway_does_not_repair_it(pool):
 
 def test_actions_on_an_object_carry_what_a_whole_write_of_it_needs(pool):
     (old,) = pool.revisions
+    pool.now += 5
     pool.edit(image="worker:2", replicas=2)
     planned = pool.plan()
     (drain,) = of_kind(planned, RecordGroup)

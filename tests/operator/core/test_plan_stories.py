@@ -189,11 +189,42 @@ def test_a_rollout_takes_one_healthy_group_at_a_time_and_settles(pool):
             for kind in ("RecordGroup", "Withdraw", "StopGroup", "StartGroup", "RecordGroup", "Publish")
         ),
     ]
-    assert pool.now == START + 30
+    # Each waits until gateways send to the one that was listed last, and then settles.
+    assert pool.now == START + 3 * (5 + 10)
     assert pool.condition("Ready") == ("True", "Complete")
 
 
+def test_a_new_group_is_counted_on_only_once_gateways_have_had_time_to_take_it_up(cluster):
+    """SMG drops what leaves the list at once and takes up a second later what joins it: a request
+    that came between a group listed and another withdrawn in one write was answered with 503."""
+    pool = cluster(replicas=1)
+    pool.run()
+    pool.edit(image="x")
+    pool.executed.clear()
+    while pool.listed() != ["0-1", "1-2"]:
+        pool.reconcile()
+        pool.settle()
+    listed_at = pool.now
+    assert pool.plan().wake_at == listed_at + 5
+    pool.now += 4.9
+    assert pool.plan().actions == ()
+    pool.now += 0.1
+    assert [type(action) for action in pool.plan().actions][:2] == [RecordGroup, Withdraw]
+    pool.run()
+    assert pool.listed() == ["1-2"]
+
+
+def test_a_pool_that_need_not_settle_need_not_wait_for_gateways_either(cluster):
+    pool = cluster(replicas=2, drain={"settleSeconds": 0})
+    pool.run()
+    pool.edit(image="x")
+    pool.run()
+    assert pool.now == START
+    assert len(pool.listed()) == 2
+
+
 def test_a_rollout_to_a_broken_image_costs_one_group_and_going_back_repairs_it(pool):
+    pool.now += 5
     pool.edit(image="broken")
     pool.reconcile()
     pool.now += 10
@@ -273,6 +304,7 @@ def test_below_the_partition_a_group_keeps_its_revision_even_when_it_fails(pool)
 def test_a_rollout_that_empties_the_list_says_what_the_gateway_will_do(cluster):
     pool = cluster(replicas=1, rollout={"maxSurge": 0, "maxUnavailable": 1})
     pool.run()
+    pool.now += 5
     pool.edit(image="x")
     reasons = [action.reason for action in pool.plan().actions if isinstance(action, RecordGroup)]
     assert "pixels to prefill" in reasons[0]

@@ -33,7 +33,7 @@ class Bench:
         worker = [sys.executable, "-IS", str(FAKE_WORKER), "serve", "--control", str(self.control)]
         settings = {
             "state-dir": self.dir.root,
-            "termination-log": self.dir.termination_file(0, 1),
+            "termination-log": self.dir.termination_file(0, 1, 0),
             "host": "127.0.0.1",
             "group": 0,
             "incarnation": 1,

@@ -38,9 +38,10 @@ def manifest(tmp_path):
     return make
 
 
-def flags(spec, tmp_path):
+def flags(spec, tmp_path, pod=0):
+    state_dir = StateDir.at(tmp_path / "state")
     words = worker_flags(
-        spec, pool="pool", group=1, incarnation=7, ports=PORTS, state_dir=StateDir.at(tmp_path / "state")
+        spec, pool="pool", group=1, incarnation=7, pod=pod, ports=PORTS, state_dir=state_dir
     )
     assert all(word.startswith("--") for word in words[::2])
     return dict(zip(words[::2], words[1::2], strict=True))
@@ -144,8 +145,22 @@ def test_what_only_a_cluster_can_do_is_named(manifest):
     assert manifest().notes == ()
 
 
-def test_all_ranks_of_a_group_share_one_supervisor(manifest):
-    assert manifest(tensorParallelSize=4, ranksPerPod=1).pool.spec.pods_per_group == 1
+def test_pods_of_a_group_have_addresses_of_their_own_and_the_same_ports(manifest, tmp_path):
+    spec = manifest(tensorParallelSize=4, ranksPerPod=2).pool.spec
+    first, second = (flags(spec, tmp_path, pod) for pod in (0, 1))
+    differ = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
+    assert differ.pop("--termination-log") == (
+        str(tmp_path / "state/run/1.7.termination"),
+        str(tmp_path / "state/run/1.7.1.termination"),
+    )
+    assert differ == {"--host": ("127.0.0.1", "127.0.0.2"), "--pod-index": ("0", "1")}
+    assert (first["--dist-init-host"], first["--ranks-per-pod"]) == ("127.0.0.1", "2")
+
+
+def test_all_ranks_share_one_supervisor_unless_the_manifest_says_otherwise(manifest, tmp_path):
+    spec = manifest(tensorParallelSize=4).pool.spec
+    assert spec.pods_per_group == 1
+    assert "--pod-index" not in flags(spec, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 from encodepool_operator.api import labels
 
+from ..record import rfc3339, seconds
 from ..snapshot import Publication
 
 _LABELS = {labels.ROUTABLE: "true", labels.ROLE: "encode"}
@@ -20,6 +21,7 @@ def patch(publication: Publication | None) -> dict[str, Any]:
             labels.BOOTSTRAP_PORT: str(publication.bootstrap_port),
             labels.WORKER_PORTS: str(publication.grpc_port),
             labels.MODEL_ID: publication.model_id,
+            labels.PUBLISHED_AT: None if publication.at is None else rfc3339(publication.at),
         },
     }
 
@@ -37,7 +39,15 @@ def read(given: Mapping[str, str], annotations: Mapping[str, str]) -> Publicatio
         _port(annotations.get(labels.BOOTSTRAP_PORT, "")),
         _port(annotations.get(labels.WORKER_PORTS, "")),
         annotations.get(labels.MODEL_ID, ""),
+        _time(annotations.get(labels.PUBLISHED_AT, "")),
     )
+
+
+def _time(text: str) -> float | None:
+    try:
+        return seconds(text)
+    except ValueError:
+        return None
 
 
 def _port(text: str) -> int:

@@ -1,5 +1,7 @@
 """Services, disruption budget, owner, and the marks of a routable leader."""
 
+from dataclasses import replace
+
 import pytest
 from tests.operator.core.render.render_pools import POOLS, objects_of, pool_of
 
@@ -113,6 +115,11 @@ def test_a_leader_is_marked_and_read_back_and_unmarked():
         "encodepool.dev/model-id": "acme/vl",
     }
     assert leader.read(marked["labels"], marked["annotations"]) == PUBLISHED
+    dated = merged(pod, leader.patch(replace(PUBLISHED, at=1800000000.5)))
+    assert dated["annotations"]["encodepool.dev/published-at"] == "2027-01-15T08:00:00.500Z"
+    read = leader.read(dated["labels"], dated["annotations"])
+    assert read is not None
+    assert read.at == 1800000000.5
     unmarked = merged(marked, leader.patch(None))
     assert unmarked["labels"] == pod["labels"]
     assert leader.read(unmarked["labels"], unmarked["annotations"]) is None
