@@ -1,9 +1,7 @@
 """``encodepool local`` with real workers: what is published serves, and survives a lost group."""
 
-import json
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +13,8 @@ import yaml
 from PIL import Image
 from smg_grpc_proto.generated import tokenspeed_encoder_pb2_grpc
 from tests.e2e.gateway import SHM, image_request
+from tests.e2e.pooling import LocalPool
+from tests.e2e.pooling import manifest as pool_manifest
 from tests.e2e.receiving import HIDDEN, LEVELS, Receivers
 from tests.e2e.running import CHANNEL_OPTIONS
 
@@ -22,65 +22,6 @@ pytestmark = pytest.mark.real
 
 UNLISTED_S = 10
 """From a failure to a list without the group; the contract's bound."""
-
-
-@dataclass
-class LocalPool:
-    """A pool on this machine, driven by the command alone."""
-
-    command: Path
-    manifest: Path
-    state_dir: Path
-
-    def run(self, *args, timeout_s=200):
-        return subprocess.run(
-            [self.command, "local", *args, "--state-dir", self.state_dir],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-
-    def up(self):
-        done = self.run("up", "-f", self.manifest)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return self
-
-    def down(self):
-        done = self.run("down")
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def endpoints(self):
-        """{group: entry} of endpoints.json, every group whatever its state."""
-        document = json.loads((self.state_dir / "endpoints" / "endpoints.json").read_text())
-        return {entry["group"]: entry for entry in document["endpoints"]}
-
-    def listed(self):
-        """{url: entry} of the gateway's manifest: routable groups only."""
-        document = json.loads((self.state_dir / "endpoints" / "workers.json").read_text())
-        assert document["version"] == 1
-        return {entry["url"]: entry for entry in document["workers"]}
-
-    def processes(self):
-        return json.loads((self.state_dir / "processes.json").read_text())
-
-    def pid(self, group, role, incarnation):
-        """One process of a start, None while it is not in the list."""
-        wanted = {"group": group, "role": role, "incarnation": incarnation}
-        return next((p["pid"] for p in self.processes() if wanted.items() <= p.items()), None)
-
-    def ready(self, group, after):
-        """The entry of a group once a start later than ``after`` is ready; None until then."""
-        entry = self.endpoints()[group]
-        return entry if entry["ready"] and entry["incarnation"] > after else None
-
-    def addresses(self):
-        """Every (host, port) that a group of this pool has been given, as far as it is published."""
-        return {
-            (entry["host"], entry[port])
-            for entry in self.endpoints().values()
-            for port in ("grpcPort", "bootstrapPort")
-        }
 
 
 @pytest.fixture(scope="module")
@@ -91,22 +32,7 @@ def new_pool(program, tiny_model, tmp_path_factory):
     def make(name, replicas):
         folder = tmp_path_factory.mktemp(name)
         manifest = folder / "pool.yaml"
-        manifest.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "encodepool.dev/v1alpha1",
-                    "kind": "EncodePool",
-                    "metadata": {"name": name},
-                    "spec": {
-                        "replicas": replicas,
-                        "model": {"path": str(tiny_model)},
-                        "accelerator": {"perRank": 0},
-                        "store": {"deviceMiB": 128},
-                        "transfer": {"backend": "mooncake", "protocol": "tcp"},
-                    },
-                }
-            )
-        )
+        manifest.write_text(yaml.safe_dump(pool_manifest(name, tiny_model, replicas=replicas)))
         pools.append(LocalPool(program("encodepool"), manifest, folder / "state"))
         return pools[-1]
 
@@ -264,9 +190,7 @@ def test_two_pools_of_one_user_share_no_address(pool, new_pool, send):
 
 def test_up_again_with_more_replicas_keeps_those_that_run(pool, send):
     before = pool.endpoints()
-    document = yaml.safe_load(pool.manifest.read_text())
-    document["spec"]["replicas"] = 3
-    pool.manifest.write_text(yaml.safe_dump(document))
+    pool.edit(replicas=3)
     pool.up()
 
     after = pool.endpoints()

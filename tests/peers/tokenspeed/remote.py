@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[3]
-NEEDED = ("tokenspeed", "mooncake", "compressed_tensors", "loguru", "pybase64", "starlette")
+NEEDED = ("tokenspeed", "mooncake", "compressed_tensors", "loguru", "pybase64", "starlette", "smg")
 
 
 def missing_packages() -> list[str]:

@@ -1,6 +1,6 @@
 """One TokenSpeed endpoint in a process of its own, driven by JSON lines.
 
-    python -m tests.peers.tokenspeed.serve {prefill|encode} '{"tp_size": 2}'
+    python -m tests.peers.tokenspeed.serve {prefill|encode|language} '{"tp_size": 2}'
 
 Standard input carries requests ``{"method": "ask", "params": {...}}``, standard output one answer
 each, in order: ``{"ok": value}`` or ``{"error": traceback}``. The first answer comes unasked: the
@@ -17,12 +17,16 @@ from . import stubs
 
 
 def make(kind: str, params: dict[str, Any]) -> Any:
-    """Import TokenSpeed and build the endpoint."""
-    stubs.install()
+    """Import TokenSpeed and build the endpoint; ``local_ip`` is where its peers reach it."""
+    stubs.install(params.pop("local_ip", "127.0.0.1"))
     if kind == "encode":
         from .encode import EncodeHost
 
         return EncodeHost(**params)
+    if kind == "language":
+        from ..smg.language import LanguageHost
+
+        return LanguageHost(**params)
     from .prefill import PrefillHost
 
     return PrefillHost(**params)

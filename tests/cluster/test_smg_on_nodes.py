@@ -1,0 +1,173 @@
+"""The real gateway on real nodes: the example's page, command by command, and what the gateway follows."""
+
+import shlex
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import yaml
+from kubernetes import client
+from tests.cluster.gateway_stage import (
+    MODEL,
+    NAMESPACE,
+    POOL,
+    Page,
+    Unlabelled,
+    address_of,
+    copy_example,
+    log_of,
+    received,
+)
+from tests.cluster.helm_stage import remove_definition
+from tests.cluster.kit.pods import busybox_pod
+from tests.cluster.kit.waiting import explain, wait_for, wait_pod_ready
+from tests.cluster.operator_stage import Pools, annotations_of, labels_of
+from tests.e2e.smg.page import EXAMPLE, scripts
+from tests.peers.smg.gateway import Reached, picture
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+NOTICED_S = 8
+"""From a withdrawal to the last image for that group: about 1 s; the machine may have other work."""
+
+KUBERNETES, FILE = "smg", "smg-file"
+
+
+@pytest.fixture(scope="module")
+def page(peers_installed, nodes, node_kube, tiny_model, free_port, tmp_path_factory):
+    """The page up to the gateway: operator, pool, prefill and decode are there."""
+    folder = tmp_path_factory.mktemp("epd-smg")
+    copy_example(folder, tiny_model)
+    page = Page(nodes.kubeconfig, folder, free_port())
+    remove_definition(node_kube)
+    install, *rest = scripts("On a cluster")
+    try:
+        try:
+            page.run(install)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{explain(node_kube, NAMESPACE)}") from error
+        page.rest = rest
+        yield page
+    finally:
+        for script in scripts("Away again"):
+            page.run(script)
+        remove_definition(node_kube)
+
+
+@pytest.fixture(scope="module")
+def pools(node_kube):
+    return Pools(node_kube, NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def answered(page, node_kube):
+    """Both gateways of the page, each having answered; name -> gateway."""
+    flags, kubernetes = page.rest
+    [file] = scripts("With a file")
+    try:
+        said = {"flags": page.run(flags), KUBERNETES: page.run(kubernetes), FILE: page.run(file)}
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{explain(node_kube, NAMESPACE)}") from error
+    gateways = {app: Reached(address_of(node_kube, app), 30000, MODEL) for app in (KUBERNETES, FILE)}
+    return said, gateways
+
+
+def published(pools):
+    return {(worker["url"], worker["bootstrap_port"]) for worker in pools.workers(POOL)}
+
+
+def test_the_page_leads_from_an_empty_cluster_to_answers_about_a_picture(answered, pools, node_kube):
+    said, gateways = answered
+    assert "a picture" in said[KUBERNETES].splitlines()
+    assert "a picture" in said[FILE].splitlines()
+    records = received(node_kube)
+    assert {record["status"] for record in records} == {"Success"}
+    hosts = {url.removeprefix("grpc://").rpartition(":")[0] for url, _ in published(pools)}
+    assert {record["bootstrap"].rpartition(":")[0] for record in records} <= hosts
+    assert any(record["bootstrap"] in said[KUBERNETES] for record in records), "the page shows the log"
+    for gateway in gateways.values():
+        gateway.wait_workers(published(pools))
+
+
+@pytest.mark.parametrize(("way", "manifest"), [("smg", "cluster"), ("smgFile", "cluster-file")])
+def test_the_flags_that_are_printed_are_those_of_the_manifest(way, manifest, answered, pools):
+    said, _ = answered
+    printed = pools.status(POOL)["consumer"][way]
+    assert printed in said["flags"]
+    documents = yaml.safe_load_all((EXAMPLE / manifest / "gateway.yaml").read_text())
+    [pod] = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
+    words = pod["containers"][0]["args"]
+    flags = shlex.split(printed)
+    assert flags == words[words.index(flags[0]) :][: len(flags)]
+
+
+def test_a_decoy_pod_is_never_taken(answered, pools, node_kube):
+    """Ready pods that differ from ours in one thing: another pool, not routable, another namespace."""
+    _, gateways = answered
+    [real, *_] = pools.routable(POOL)
+    keys = ("encodepool.dev/pool", "encodepool.dev/routable", "llm-d.ai/role")
+    ours = {key: labels_of(real)[key] for key in keys}
+    notes = {
+        key: value for key, value in annotations_of(real).items() if "smg.ai/" in key or "sglang.ai/" in key
+    }
+    decoys = {
+        "other-pool": (NAMESPACE, ours | {"encodepool.dev/pool": "others"}),
+        "not-routable": (NAMESPACE, {key: ours[key] for key in keys if key != "encodepool.dev/routable"}),
+        "far-away": ("default", ours),
+        # The gateway is to try this one, and cannot: when it does, it has heard of the others.
+        "control": (NAMESPACE, {"epd-role": "decode"}),
+    }
+    core = client.CoreV1Api(node_kube)
+    try:
+        addresses = {}
+        for name, (namespace, labels) in decoys.items():
+            pod = busybox_pod(name, "sleep 600")
+            pod["metadata"] |= {"labels": labels, "annotations": notes}
+            core.create_namespaced_pod(namespace, pod)
+            addresses[name] = wait_pod_ready(node_kube, namespace, name).status.pod_ip
+        control = addresses.pop("control")
+        wait_for(lambda: f"Registering worker {control}:" in log_of(node_kube, KUBERNETES), 60, "the control")
+        tried = log_of(node_kube, KUBERNETES)
+        assert [name for name, ip in addresses.items() if f"Registering worker {ip}:" in tried] == []
+        assert gateways[KUBERNETES].encode_workers() == published(pools)
+    finally:
+        for name, (namespace, _) in decoys.items():
+            core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
+
+
+def test_a_withdrawn_group_gets_no_more_images_and_none_is_lost(answered, pools, node_kube, record_property):
+    """Through both gateways at once; how long each goes on is told."""
+    _, gateways = answered
+    before = len(received(node_kube))
+    seeds = iter(range(1, 1 << 20))
+    answers = {name: [] for name in gateways}
+    done = []
+
+    def client_of(name):
+        while not done:
+            answers[name].append(gateways[name].chat([picture(next(seeds))]))
+
+    with Unlabelled(node_kube).watched() as unlabelled, ThreadPoolExecutor(2) as clients:
+        running = [clients.submit(client_of, name) for name in gateways]
+        try:
+            wait_for(lambda: all(len(one) > 10 for one in answers.values()), 60, "the load to flow")
+            pools.scale(POOL, 1)
+            wait_for(lambda: len(published(pools)) == 1, 60, "one group in the list")
+            wait_for(lambda: len(pools.pods(POOL)) == 1, 60, "the other group to be gone")
+        finally:
+            done.append(time.monotonic())
+        for future in running:
+            future.result()
+    records = received(node_kube)[before:]
+    bad = [(name, answer) for name, one in answers.items() for answer in one if answer.status != 200]
+    assert bad == [], "\n".join(log_of(node_kube, name)[-20000:] for name in gateways)
+    assert [record for record in records if record["status"] != "Success"] == []
+    [(bootstrap, left_at)] = unlabelled.at.items()
+    for name, one in answers.items():
+        mine = {answer.request_id for answer in one}
+        sent = [r["asked_at"] for r in records if r["bootstrap"] == bootstrap and r["request_id"] in mine]
+        seconds = max(sent) - left_at
+        print(f"{name}: last image for the withdrawn group {seconds:+.2f} s after it lost its label")
+        record_property(f"{name}_last_image_after_withdrawal_s", round(seconds, 2))
+        assert seconds < NOTICED_S
+        print(f"{name}: {len(one)} requests, none lost")
