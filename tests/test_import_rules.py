@@ -67,6 +67,7 @@ WORKER = {
     "metrics": layer("", PURE),
     "child": layer("errors", STDLIB),
     "rundir": layer("errors", STDLIB),
+    "init_process": layer("", STDLIB),
     "core": layer("types errors core", PURE),
     "wire": layer("types errors wire", PURE, "msgspec"),
     "wire.encode": layer("types errors wire towers.spec", PURE, "msgspec smg_grpc_proto"),
@@ -91,7 +92,9 @@ WORKER = {
         "numpy PIL grpc google smg_grpc_proto zmq aiohttp msgspec structlog",
     ),
     # Commands import what is heavy when they run, so that --help is quick and says what is missing.
-    "cli": layer(WORKER_ALL, LIGHT, "torch transformers safetensors numpy PIL grpc", at_top=LIGHT),
+    "cli": layer(
+        WORKER_ALL + " init_process", LIGHT, "torch transformers safetensors numpy PIL grpc", at_top=LIGHT
+    ),
     "testing": layer(WORKER_ALL, STDLIB, TOWERS_OUTSIDE + " PIL pytest zmq msgspec"),
     "": layer("", PURE),
 }

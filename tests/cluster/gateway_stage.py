@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from kubernetes import client
 from kubernetes.client import ApiClient
-from tests.cluster.helm_stage import operator_values
+from tests.cluster.kit.deploy import operator_values
 from tests.cluster.kit.images import HOST
 from tests.cluster.kit.pods import CHECKOUT, host_volumes, program_folder
 from tests.cluster.kit.programs import need

@@ -17,8 +17,8 @@ from kubernetes.client import ApiClient
 from kubernetes.client.exceptions import ApiException
 from tests.cluster.kit.audit import now
 from tests.cluster.kit.cluster import Cluster
-from tests.cluster.kit.images import HOST
-from tests.cluster.kit.pods import CHECKOUT, host_volumes
+from tests.cluster.kit.deploy import operator_values
+from tests.cluster.kit.pods import CHECKOUT
 from tests.cluster.kit.programs import need
 from tests.cluster.kit.waiting import wait_for
 from tests.cluster.operator_stage import GROUP, PLURAL
@@ -30,19 +30,6 @@ DEPLOYMENT = LEASE = "encodepool-operator"
 OPERATOR_PODS = "app.kubernetes.io/component=operator"
 START_S = "90s"
 Object = dict[str, Any]
-
-
-def operator_values() -> Object:
-    """What lets the operator and the chart's test run from this machine's Python environment."""
-    repository, _, tag = HOST.partition(":")
-    image = {"repository": repository, "tag": tag}
-    volumes, mounts = host_volumes()
-    return {
-        "image": {**image, "pullPolicy": "Never"},
-        "workerImage": image,
-        "extraVolumes": volumes,
-        "extraVolumeMounts": mounts,
-    }
 
 
 class Shell:

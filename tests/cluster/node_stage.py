@@ -15,8 +15,6 @@ import yaml
 from kubernetes import client
 from kubernetes.client import ApiClient
 from tests.cluster.kit.cluster import Cluster
-from tests.cluster.kit.images import HOST
-from tests.cluster.kit.pods import CHECKOUT, host_volumes
 from tests.cluster.kit.programs import need
 from tests.cluster.kit.waiting import explain, wait_for
 from tests.cluster.node_traffic import Published
@@ -28,23 +26,7 @@ TINY = "tiny"
 START_S = 300
 """Three workers import torch on two cores, perhaps beside other tests; alone it takes 15 s."""
 
-EXAMPLE = CHECKOUT / "examples" / "tiny-cluster.yaml"
 MODELS = "/models"
-
-
-def example_pool() -> Object:
-    """The pool of ``examples/``, whose containers run from this machine's Python environment."""
-    pool: Object = yaml.safe_load(EXAMPLE.read_text())
-    spec = pool["spec"]
-    spec["image"] = HOST
-    volumes, mounts = host_volumes()
-    template = spec["podTemplate"]["spec"]
-    template["volumes"] = volumes
-    template["containers"] = [{"name": "encode", "volumeMounts": mounts}]
-    for container in template["initContainers"]:
-        container["image"] = HOST
-        container["volumeMounts"] += mounts
-    return pool
 
 
 def with_models_of(pool: Object, folder: Path, name: str) -> Object:
@@ -223,15 +205,18 @@ class Stage:
         found = self.pools.events(TINY)[since:]
         return any(r == reason and all(word in message for word in words) for r, message in found)
 
-    def wait_nothing_left(self, pool: str, uids: set[str]) -> None:
-        """Of a deleted pool whose pods had these uids: no object, no process, no volume."""
+    def delete(self, pool: str, uids: set[str]) -> None:
+        """Returns when nothing is left of the pool, whose pods have had these uids: no object, no process,
+        no volume."""
 
-        def left() -> list[str]:
+        def left() -> tuple[list[str], list[str], list[str]]:
             objects = inventory(self.api, self.pools.namespace) - self.before
-            return [*sorted(objects), *self.workers.of(pool), *self.workers.folders_of(uids)]
+            return sorted(objects), self.workers.of(pool), self.workers.folders_of(uids)
 
+        assert all(left())  # else this would look in the wrong places
+        self.kubectl("delete", f"encodepool/{pool}")
         try:
-            wait_for(lambda: not left(), 120, "everything being gone")
+            wait_for(lambda: not any(left()), 120, "everything being gone")
         except AssertionError as error:
             raise AssertionError(f"{error}; left: {left()}") from error
 

@@ -270,6 +270,11 @@ def test_what_somebody_edits_is_repaired_without_moving_a_pod(pools, wait_for):
         return found == [("encode", "localhost/host:1")]
 
     wait_for(template, what="the template as it was")
+
+    def told():
+        return any(r == "GroupRepaired" and "evil:1" in m for r, m in pools.events("edited"))
+
+    wait_for(told, what="the Event about it")
     assert [p["metadata"]["uid"] for p in pools.pods("edited")] == [pod["metadata"]["uid"]]
     assert pools.condition("edited", "Ready")["status"] == "True"
 

@@ -26,8 +26,8 @@ POOL_S = 420.0
 POLL_S = 0.5
 
 
-def values() -> Manifest:
-    """Of the chart: the operator's pods run from this machine's Python environment."""
+def operator_values() -> Manifest:
+    """Of the chart: its pods run from this machine's Python environment."""
     repository, _, tag = HOST.partition(":")
     volumes, mounts = host_volumes()
     return {
@@ -55,7 +55,7 @@ def example_pool() -> Manifest:
 def install_operator(kubeconfig: Path, folder: Path, say: Say = say_on_stderr) -> None:
     """Install the chart, or bring what is installed up to this checkout; returns when its pods are Ready."""
     file = folder / "operator-values.yaml"
-    file.write_text(yaml.safe_dump(values()))
+    file.write_text(yaml.safe_dump(operator_values()))
     chart = CHECKOUT / "charts" / "encodepool"
     where = ("--namespace", NAMESPACE, "--create-namespace", "--values", file)
     _run(["helm", "upgrade", "--install", RELEASE, chart, *where], kubeconfig, folder, say)
