@@ -4,7 +4,7 @@
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $base := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{- printf "%s-operator" ($base | trunc 50 | trimSuffix "-") -}}
+{{- printf "%s-operator" ($base | trunc 46 | trimSuffix "-") -}}
 {{- end -}}
 {{- end -}}
 

@@ -54,6 +54,8 @@ def notice_of(action: Action) -> Notice | None:
             return Notice("Normal", "GroupDeleted", action.reason)
         case planned.RecordGroup() if action.record.draining_since is not None:
             return Notice("Normal", "GroupDraining", action.reason)
+        case planned.RepairGroup():
+            return Notice("Warning", "GroupRepaired", action.reason)
         case planned.Publish():
             return Notice("Normal", "GroupPublished", action.reason)
         case planned.Withdraw():

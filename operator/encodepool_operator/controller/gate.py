@@ -1,9 +1,10 @@
 """Which actions of a plan are carried out now, and which wait.
 
-Two things hold an action back. The list and the status are written at most once a second, so that a burst
-of changes is one write, and the status waits for the list that it speaks of. And what the API server has
-refused is not tried again before a wait that grows: the rest of the pool goes on meanwhile, and the status
-tells of it. A refused start uses up a number, so before it is tried again it is asked for without effect.
+Three things hold an action back. The list and the status are written at most once a second, so that a burst
+of changes is one write, and the status waits for the list that it speaks of. A group's object that somebody
+edits again and again is repaired at once only the first time. And what the API server has refused is not
+tried again before a wait that grows: the rest of the pool goes on meanwhile, and the status tells of it. A
+refused start uses up a number, so before it is tried again it is asked for without effect.
 """
 
 import random
@@ -16,6 +17,9 @@ from encodepool_operator.core.actions import Action
 from encodepool_operator.kube.backoff import wait_s
 
 WRITE_PERIOD_S = 1.0
+REPAIR_PERIOD_S = 10.0
+"""Another controller may insist on its edit as we do: the two must not write as fast as they can."""
+
 REFUSAL_S = 5.0
 """First wait after a refusal."""
 
@@ -54,6 +58,7 @@ class Gate:
         self._clock = clock
         self._random = random_source
         self._written_s: dict[str, float] = {}
+        self._repaired_s: dict[int, float] = {}
         self._refused: dict[ActionKey, _Refusal] = {}
 
     @property
@@ -70,6 +75,8 @@ class Gate:
         for action in done:
             key = key_of(action)
             self._written_s[key[0]] = now_s
+            if isinstance(action, planned.RepairGroup):
+                self._repaired_s[action.group] = now_s
             self._refused.pop(key, None)
         for key, message in refused.items():
             before = self._refused.get(key)
@@ -109,6 +116,8 @@ class Gate:
         due_s = refusal.until_s if refusal is not None else 0.0
         if isinstance(action, planned.WriteEndpoints | planned.WriteStatus):
             due_s = max(due_s, self._written_s.get(key[0], -WRITE_PERIOD_S) + WRITE_PERIOD_S)
+        if isinstance(action, planned.RepairGroup):
+            due_s = max(due_s, self._repaired_s.get(action.group, -REPAIR_PERIOD_S) + REPAIR_PERIOD_S)
         return due_s
 
 

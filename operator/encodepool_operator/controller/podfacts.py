@@ -19,7 +19,7 @@ DISRUPTED = ("Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated",
 NOT_WORTH_TELLING = ("ContainerCreating", "PodInitializing", "")
 WAITING_LIMIT = 200
 
-KEPT_ANNOTATIONS = (labels.BOOTSTRAP_PORT, labels.WORKER_PORTS, labels.MODEL_ID)
+KEPT_ANNOTATIONS = (labels.BOOTSTRAP_PORT, labels.WORKER_PORTS, labels.MODEL_ID, labels.PUBLISHED_AT)
 
 
 def trim(pod: Object) -> Object:

@@ -151,7 +151,8 @@ class Reconciler:
             if passed.cleared:
                 continue  # a refusal has lost its cause, and the status told of it
             if passed.asks:
-                await self._ask(state, Work.of(pool, held.pool), passed.asks)
+                if not await self._ask(state, Work.of(pool, held.pool), passed.asks):
+                    return self._failed(state, FAILURE_S)
                 continue
             if not passed.actions:
                 state.failures = 0
@@ -241,14 +242,17 @@ class Reconciler:
             return again_s if state.failures > 1 else 0.0  # the cache has been brought up to date
         return 0.0  # the gate holds back what was refused, so the next look is about telling of it
 
-    async def _ask(self, state: _State, work: Work, starts: Sequence[planned.StartGroup]) -> None:
-        """Whether what was refused would be refused again."""
-        refused = {}
+    async def _ask(self, state: _State, work: Work, starts: Sequence[planned.StartGroup]) -> bool:
+        """Whether what was refused would be refused again; False if the server does not say now."""
         for start in starts:
-            why = await self._executor.ask(work, start)
-            if why:
-                refused[key_of(start)] = why
-        state.gate.note([start for start in starts if key_of(start) not in refused], refused)
+            try:
+                why = await self._executor.ask(work, start)
+            except KubeError as error:
+                log.warning("cannot ask now", pool=work.meta.name, group=start.group, why=str(error))
+                self._metrics.reconcile_failures.labels("failed").inc()
+                return False
+            state.gate.note([] if why else [start], {key_of(start): why} if why else {})
+        return True
 
     def _failed(self, state: _State, base_s: float) -> float:
         state.failures += 1

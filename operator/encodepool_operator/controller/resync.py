@@ -170,7 +170,7 @@ class Resync:
             try:
                 listed = await self._client.list(kind, namespace, watched.selector, version)
             except ApiError as error:
-                if not error.gone:
+                if error.code != 404:  # 410: a list was so long that its version was given up
                     raise
                 continue  # the kind is not served (any more): its watch ends, and with it the process
             at = int(listed.version or 0)

@@ -84,8 +84,10 @@ class Operator:
             self._metrics,
             period_s=resync_s,
         )
+        # Renewals must not wait behind the writes of a large pool, so they have a client of their own.
+        self._lease_client = Client(login.configuration, self._metrics.observe_call)
         self._lease = Lease(
-            self._client,
+            self._lease_client,
             LeaseName(options.lease_namespace or login.namespace, options.lease_name, identity),
         )
         self._poster = EventPoster(self._client, self._metrics, identity)
@@ -147,6 +149,9 @@ class Operator:
     async def _lead(self) -> None:
         """Work while the Lease is ours. Losing it ends the process (``LeaseLost``)."""
         await self._lease.held.wait()
+        # Watches of several kinds are not in step, and one may have been silent for a while: pods whose
+        # StatefulSet we have not heard of yet would look like pods that are left over.
+        await self._resync.fill()
         self._metrics.leading.set(1)
         for key in self._pools.existing():
             self._queue.add(key)
@@ -164,7 +169,9 @@ class Operator:
             self._cache.put(kind, obj)
 
     def _changed(self, kind: Any, before: Any, after: Any) -> None:
-        if before is not None and after is None:
+        if before is not None and (
+            after is None or after["metadata"].get("uid") != before["metadata"].get("uid")
+        ):
             self._observer.forget(before)
         key = self._pools.note(kind, before, after)
         if key is not None and self._lease.held.is_set():
@@ -216,6 +223,7 @@ class Operator:
         self._unwatch.set()
         await asyncio.gather(*watching, return_exceptions=True)
         await self._client.close()
+        await self._lease_client.close()
 
     # What is shown
 

@@ -102,6 +102,7 @@ TABLE = (
     _reason("GroupDraining", "Event", "a group is off the list and finishes what it has accepted"),
     _reason("GroupStopped", "Event", "a group's pods were told to end, as planned"),
     _reason("GroupDeleted", "Event", "a group that is not wanted any more was removed"),
+    _reason("GroupRepaired", "Event", "somebody edited the StatefulSet of a group; it was written as it was"),
     _reason("RevisionSaved", "Event", "a change of the spec reaches pods: its revision was kept"),
     _reason(
         "GroupFailed",

@@ -74,12 +74,17 @@ class Lease:
     async def release(self) -> None:
         """Let another replica take it at once. Never raises."""
         self.held.clear()
-        if self._renewed_at_s is None or self._seen is None:
+        if self._renewed_at_s is None:
             return
         self._renewed_at_s = None
-        spec = {**self._seen["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
             async with asyncio.timeout(DEADLINE_S / 2):
+                # What was seen last may be another's, or older than our last renewal, whose answer was
+                # not waited for.
+                await self._look()
+                if self._seen is None or self._seen["spec"].get("holderIdentity") != self._name.identity:
+                    return
+                spec = {**self._seen["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._client.replace(LEASE, {**self._seen, "spec": spec})
         except (KubeError, TimeoutError) as error:
             log.warning("the lease was not released, it runs out by itself", why=str(error))

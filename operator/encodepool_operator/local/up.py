@@ -19,9 +19,6 @@ from .statedir import StateDir, write_atomic
 POLL_S = 0.1
 LOG_LINES = 15
 
-ROLES = ("supervisor", "frontend", "rank")
-"""Logs of a start, in the order in which they are shown."""
-
 
 def up(
     file: Path,

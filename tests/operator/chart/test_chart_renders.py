@@ -186,6 +186,14 @@ def test_the_rules_are_spelled_out_and_those_of_both_scopes_differ_by_the_cluste
         assert resource != "secrets"
 
 
+@pytest.mark.parametrize(
+    ("release", "arguments"), [("r" * 53, ()), ("r", ("--set", f"fullnameOverride={'x' * 50}"))]
+)
+def test_long_names_are_cut_to_what_a_service_may_have(helm: Any, release: str, arguments: Any) -> None:
+    (service,) = by_kind(helm.objects(*arguments, release=release), "Service")
+    assert len(service["metadata"]["name"]) <= 63
+
+
 def test_users_roles_come_with_the_cluster_and_can_be_left_out(helm: Any) -> None:
     names = {one["metadata"]["name"] for one in by_kind(helm.objects(), "ClusterRole")}
     assert names == {"encodepool-operator", "encodepool-operator-view", "encodepool-operator-edit"}

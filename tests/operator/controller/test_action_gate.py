@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from encodepool_operator.controller.gate import REFUSAL_S, Gate, key_of
+from encodepool_operator.controller.gate import REFUSAL_S, REPAIR_PERIOD_S, Gate, key_of
 from encodepool_operator.core import actions
 from encodepool_operator.core.record import GroupRecord, PortBlock
 from encodepool_operator.core.snapshot import RevisionRecord
@@ -51,6 +51,18 @@ def test_the_status_does_not_speak_of_a_list_that_is_still_to_be_written(gate, c
     # One that is refused may never be written, and somebody has to tell of it.
     gate.note([], {key_of(plan[0]): "no right"})
     assert names(gate.pass_on(plan, None)) == [("WriteStatus", None)]
+
+
+def test_who_edits_a_group_again_and_again_is_not_answered_each_time_at_once(gate, clock):
+    first, second = (actions.RepairGroup(group, 1, REVISION, RECORD, (), "r") for group in (0, 1))
+    passed = gate.pass_on([first], None)
+    assert names(passed) == [("RepairGroup", 0)]
+    gate.note(passed.actions, {})
+    passed = gate.pass_on([first, second, start(2)], None)
+    assert names(passed) == [("RepairGroup", 1), ("StartGroup", 2)]
+    assert passed.wait_s == REPAIR_PERIOD_S
+    clock.pass_s(REPAIR_PERIOD_S)
+    assert names(gate.pass_on([first], None)) == [("RepairGroup", 0)]
 
 
 def test_what_was_refused_waits_and_the_rest_goes_on(gate, clock):

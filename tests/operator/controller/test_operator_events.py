@@ -37,6 +37,11 @@ def test_book_keeping_makes_no_events():
     assert words(drain) == [("Normal", "GroupDraining")]
 
 
+def test_what_somebody_edited_is_told():
+    repair = actions.RepairGroup(0, 1, REVISION, RECORD, (), "the object of group 0 was edited")
+    assert words(repair) == [("Warning", "GroupRepaired")]
+
+
 def test_many_like_actions_become_one_event():
     publish = actions.Publish(0, "p", "u", Publication(1, 2, "m"), "group 0 is ready")
     assert len(notices([publish] * EACH_LIMIT)) == EACH_LIMIT

@@ -108,6 +108,11 @@ def test_a_list_that_fails_is_not_a_comparison(resync, server, clock):
     assert resync.complete_s == filled_s
 
 
+def test_a_list_whose_version_was_given_up_on_the_way_is_not_a_comparison(resync, server):
+    server.error = ApiError(410, "Expired", "too old")
+    assert not compare(resync)
+
+
 def test_a_kind_that_is_not_served_leaves_the_others_alone(resync, server, cache):
     server.error = ApiError(404, "NotFound", "no such kind")
     cache.put(POD, pod("a", 5))

@@ -93,6 +93,9 @@ def test_a_lease_that_is_not_renewed_is_taken_after_its_validity(leases, clock):
         with pytest.raises(LeaseLost, match="taken by two"):
             await turns(one)
         assert not one.held.is_set()
+        # It has seen the other's Lease by now, and could write to it.
+        await one.release()
+        assert (leases.holder, one.is_held()) == ("two", False)
 
     asyncio.run(story())
 
@@ -105,6 +108,17 @@ def test_a_released_lease_is_taken_at_once(leases, clock):
         assert not one.is_held()
         await turns(two)
         assert two.is_held()
+
+    asyncio.run(story())
+
+
+def test_a_renewal_whose_answer_was_lost_does_not_keep_it_from_being_released(leases, clock):
+    async def story():
+        one = make(leases, clock, "one")
+        await turns(one)
+        leases._store(leases.stored)
+        await one.release()
+        assert leases.holder == ""
 
     asyncio.run(story())
 

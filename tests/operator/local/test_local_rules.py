@@ -40,9 +40,7 @@ def manifest(tmp_path):
 
 def flags(spec, tmp_path, pod=0):
     state_dir = StateDir.at(tmp_path / "state")
-    words = worker_flags(
-        spec, pool="pool", group=1, incarnation=7, pod=pod, ports=PORTS, state_dir=state_dir
-    )
+    words = worker_flags(spec, pool="pool", group=1, incarnation=7, pod=pod, ports=PORTS, state_dir=state_dir)
     assert all(word.startswith("--") for word in words[::2])
     return dict(zip(words[::2], words[1::2], strict=True))
 
