@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.gateway import Picture
-from tests.e2e.receiving import HIDDEN, Receivers, Rows
+from tests.e2e.receiving import Receivers, Rows, tower_rows
 from tests.e2e.running import RunningWorker
 from tests.peers.tokenspeed.remote import Remote
 
@@ -32,22 +32,7 @@ def new_picture() -> Callable[..., Picture]:
 @pytest.fixture(scope="session")
 def direct(tiny_model: Path) -> Callable[[Picture], Rows]:
     """The tower called directly in this process: what every receiver must get, byte for byte."""
-    import torch
-
-    from encodepool_worker.towers.base import TowerItem
-    from encodepool_worker.towers.load import load_tower
-    from encodepool_worker.types import Grid
-
-    torch.set_num_threads(1)
-    tower = load_tower(tiny_model, device="cpu")
-
-    def rows(picture: Picture) -> Rows:
-        pixels = torch.from_numpy(picture.float32)
-        out = tower.encode([TowerItem(pixels, (Grid(1, picture.h, picture.w),))])
-        main, deepstack = out[:, :HIDDEN].contiguous(), out[:, HIDDEN:].contiguous()
-        return Rows(main.numpy().tobytes(), deepstack.numpy().tobytes())
-
-    return rows
+    return tower_rows(tiny_model)
 
 
 @pytest.fixture(scope="session")

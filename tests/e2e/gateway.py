@@ -24,22 +24,29 @@ SHM = Path("/dev/shm")
 class Picture:
     """A preprocessed image: ``h`` x ``w`` patches of seeded noise; the same seed, the same image.
 
-    The values are exact in bfloat16, so that a request in float32 asks for the same rows.
+    With ``t`` above 1 a video of so many frame pairs. The values are exact in bfloat16, so that a
+    request in float32 asks for the same rows.
     """
 
     h: int
     w: int
     seed: int
     has_nan: bool = False
+    t: int = 1
+    patch_width: int = PATCH_WIDTH
+
+    @property
+    def patches(self) -> int:
+        return self.t * self.h * self.w
 
     @property
     def tokens(self) -> int:
-        return self.h * self.w // MERGE**2
+        return self.patches // MERGE**2
 
     @cached_property
     def bfloat16(self) -> Any:
-        """[patches, PATCH_WIDTH] as the 16 bits of each value."""
-        values = np.random.default_rng(self.seed).uniform(-1, 1, (self.h * self.w, PATCH_WIDTH))
+        """[patches, patch_width] as the 16 bits of each value."""
+        values = np.random.default_rng(self.seed).uniform(-1, 1, (self.patches, self.patch_width))
         bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         if self.has_nan:
             bits[0, 0] = 0x7FC0
@@ -59,16 +66,17 @@ def tensor(shape: list[int], dtype: str, data: bytes) -> Any:
 
 
 def image_request(room: int, picture: Picture, dtype: str = "bfloat16", request_id: str = "") -> Any:
-    """One image for one room, pixels inline."""
-    patches = picture.h * picture.w
+    """One image (or video) for one room, pixels inline."""
+    patches = picture.patches
     data = picture.payload(dtype)
-    grid = np.array([1, picture.h, picture.w], dtype=np.int64).tobytes()
+    grid = np.array([picture.t, picture.h, picture.w], dtype=np.int64).tobytes()
+    kind = "image" if picture.t == 1 else "video"
     item = tokenspeed_scheduler_pb2.MultimodalItem(
-        modality=common_pb2.IMAGE,
+        modality=common_pb2.IMAGE if picture.t == 1 else common_pb2.VIDEO,
         content_hash=hashlib.sha256(data).digest(),
-        encoder_input=tensor([patches, PATCH_WIDTH], dtype, data),
+        encoder_input=tensor([patches, picture.patch_width], dtype, data),
         model_specific_tensors={
-            "image_grid_thw": tensor([1, 3], "int64", grid),
+            f"{kind}_grid_thw": tensor([1, 3], "int64", grid),
             "patches_per_image": tensor([1], "int64", np.array([patches], dtype=np.int64).tobytes()),
         },
         placeholders=[tokenspeed_scheduler_pb2.PlaceholderRange(offset=7, length=picture.tokens)],

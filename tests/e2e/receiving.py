@@ -1,7 +1,9 @@
 """The receiving end: TokenSpeed's receivers asking for the tiny model's rows, and the right answer."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.gateway import Picture
@@ -24,6 +26,26 @@ class Rows:
             "main": hashlib.sha256(self.main).hexdigest(),
             "deepstack": hashlib.sha256(self.deepstack).hexdigest(),
         }
+
+
+def tower_rows(model: Path) -> Callable[[Picture], Rows]:
+    """The tower of the model in this folder, called directly in this process."""
+    import torch
+
+    from encodepool_worker.towers.base import TowerItem
+    from encodepool_worker.towers.load import load_tower
+    from encodepool_worker.types import Grid
+
+    torch.set_num_threads(1)
+    tower = load_tower(model, device="cpu")
+
+    def rows(picture: Picture) -> Rows:
+        pixels = torch.from_numpy(picture.float32)
+        out = tower.encode([TowerItem(pixels, (Grid(picture.t, picture.h, picture.w),))])
+        main, deepstack = out[:, :HIDDEN].contiguous(), out[:, HIDDEN:].contiguous()
+        return Rows(main.numpy().tobytes(), deepstack.numpy().tobytes())
+
+    return rows
 
 
 class Receivers:

@@ -57,6 +57,8 @@ class RunningWorker:
             "metrics-port": self.metrics_port,
             "store-device-mib": 256,
         } | flags
+        if given.get("tensor-parallel-size", 1) > 1:
+            given.setdefault("dist-init-port", free_port())
         argv = [program, "serve", *(f"--{name}={value}" for name, value in given.items())]
         self.process = spawn(argv, log)
         self._channel: grpc.Channel | None = None
@@ -112,9 +114,9 @@ class RunningWorker:
                 samples[name] = float(value)
         return samples
 
-    def control(self) -> str:
-        """Where rank 0 listens for control frames."""
-        status, text = http(f"http://{self.bootstrap}/route?engine_rank=0&target_dp_group=0")
+    def control(self, rank: int = 0) -> str:
+        """Where a rank's control frames are to be sent."""
+        status, text = http(f"http://{self.bootstrap}/route?engine_rank={rank}&target_dp_group=0")
         assert status == 200, text
         route = json.loads(text)
         return f"{route['rank_ip']}:{route['rank_port']}"

@@ -1,6 +1,5 @@
 """A room that fails is known to its receiver at once. Left to itself it would wait 300 s."""
 
-import grpc
 import pytest
 from tests.e2e.gateway import image_request
 
@@ -8,13 +7,6 @@ pytestmark = pytest.mark.real
 
 TOLD_S = 3.0
 """Above the one second of the contract, for machines with two busy cores."""
-
-
-def refused(worker, request):
-    """The Encode call is answered with an error, which this returns."""
-    with pytest.raises(grpc.RpcError) as caught:
-        worker.encode(request)
-    return caught.value
 
 
 def assert_failed_within(seconds, receivers, room, since_s, record_property):
@@ -73,93 +65,6 @@ def test_one_bad_image_fails_its_own_room_only(worker, receivers, new_room, new_
         if not picture.has_nan:
             assert receivers.digest(room) == direct(picture).digest
         receivers.forget(room)
-
-
-def break_grid(request):
-    grid = request.mm_inputs.items[0].model_specific_tensors["image_grid_thw"]
-    grid.inline = (1).to_bytes(8, "little") + (7).to_bytes(8, "little") * 2
-
-
-def break_placeholders(request):
-    request.mm_inputs.items[0].placeholders[0].length += 1
-
-
-def break_dtype(request):
-    request.mm_inputs.items[0].encoder_input.dtype = "int64"
-
-
-def break_bytes(request):
-    item = request.mm_inputs.items[0].encoder_input
-    item.inline = item.inline[:-2]
-
-
-def make_audio(request):
-    request.mm_inputs.items[0].modality = 2
-
-
-def make_remote(request):
-    request.mm_inputs.items[0].encoder_input.remote.transport = "nixl"
-
-
-def point_outside_shared_memory(request):
-    item = request.mm_inputs.items[0].encoder_input
-    item.shm.name, item.shm.nbytes = "../etc/passwd", len(item.inline) or 1
-
-
-def name_a_segment_that_is_not_there(request):
-    item = request.mm_inputs.items[0].encoder_input
-    nbytes = len(item.inline)
-    item.shm.name, item.shm.nbytes = "smg-tokenspeed-0-0-0", nbytes
-
-
-@pytest.mark.parametrize(
-    ("spoil", "field"),
-    [
-        (break_grid, "image_grid_thw"),
-        (break_placeholders, "placeholders"),
-        (break_dtype, "dtype"),
-        (break_bytes, "encoder_input"),
-        (make_audio, "modality"),
-        (make_remote, "remote"),
-        (point_outside_shared_memory, "shm"),
-        (name_a_segment_that_is_not_there, "shm"),
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_a_refused_request_is_told_before_and_after_its_receiver_speaks(
-    spoil, field, worker, receivers, new_room, new_picture, record_property, clock
-):
-    early, late, picture = new_room(), new_room(), new_picture()
-    receivers.ask(early, picture)
-    for room in (early, late):
-        request = image_request(room, picture)
-        spoil(request)
-        sent_at = clock()
-        error = refused(worker, request)
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert field in error.details()
-        if room == early:
-            assert_failed_within(TOLD_S, receivers, early, sent_at, record_property)
-            receivers.forget(early)
-
-    asked_at = receivers.ask(late, picture)
-    assert_failed_within(TOLD_S, receivers, late, asked_at, record_property)
-    receivers.forget(late)
-
-
-def test_a_bad_request_does_not_touch_a_live_room(worker, receivers, new_room, new_picture, direct):
-    room, picture = new_room(), new_picture()
-    worker.encode(image_request(room, picture))  # parked: nobody has asked yet
-    bad = image_request(room, picture)
-    break_grid(bad)
-    assert refused(worker, bad).code() is grpc.StatusCode.INVALID_ARGUMENT
-    other = image_request(room, new_picture(), request_id="encode-somebody-else")
-    assert refused(worker, other).code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    receivers.ask(room, picture)
-    assert receivers.verdict(room)["status"] == "Success"
-    assert receivers.digest(room) == direct(picture).digest
-    receivers.forget(room)
 
 
 CONTRACTS = {

@@ -7,9 +7,21 @@ import socket
 import struct
 from pathlib import Path
 
+import grpc
 import pytest
 import zmq
-from tests.e2e.gateway import image_request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.e2e.gateway import Picture, image_request
+from tests.e2e.nonsense import (
+    ANNOUNCEMENT,
+    SUBMIT,
+    control_frames,
+    encode_requests,
+    intake_frames,
+    mutations,
+    registrations,
+)
 from tests.e2e.running import http
 
 from encodepool_worker.wire import intake
@@ -19,9 +31,7 @@ pytestmark = pytest.mark.real
 WORKER = {"drain_seconds": 5}
 """A message that is damaged into another good one is an item that nobody asks for: it holds up a drain."""
 
-POINTER = bytes(8)
-GOOD = [b"77", b"127.0.0.1", b"9", b"127.0.0.1:9", POINTER, POINTER, b"16", b"256", b"torch.float32"]
-GOOD += [b"1", b"1", b"0", b"16"]
+GOOD = ANNOUNCEMENT
 
 MALFORMED = [
     [b""],
@@ -76,27 +86,6 @@ def good_room_succeeds(worker, receivers, new_room, new_picture, direct):
     return check
 
 
-def mutations(frames, count, seed):
-    """``count`` copies of a message, each with parts cut, flipped, dropped, doubled or grown."""
-    dice = random.Random(seed)
-    for _ in range(count):
-        parts = [bytearray(part) for part in frames]
-        for _ in range(dice.randrange(1, 4)):
-            at = dice.randrange(len(parts))
-            kind = dice.randrange(5)
-            if kind == 0:
-                del parts[at][dice.randrange(len(parts[at]) + 1) :]
-            elif kind == 1 and parts[at]:
-                parts[at][dice.randrange(len(parts[at]))] ^= 1 << dice.randrange(8)
-            elif kind == 2 and len(parts) > 1:
-                del parts[at]
-            elif kind == 3:
-                parts.insert(at, bytearray(parts[at]))
-            else:
-                parts[at] += dice.randbytes(dice.randrange(64))
-        yield [bytes(part) for part in parts]
-
-
 def test_malformed_control_frames_change_nothing(worker, push, good_room_succeeds):
     good_room_succeeds()
     endpoint = f"tcp://{worker.control()}"
@@ -108,23 +97,7 @@ def test_malformed_control_frames_change_nothing(worker, push, good_room_succeed
 def test_malformed_intake_frames_change_nothing(worker, push, good_room_succeeds):
     """The intake is the frontend's own; what else reaches it must not stop the loop."""
     endpoint = f"ipc://{worker.run_dir() / 'intake.ipc'}"
-    submit = intake.encode(
-        intake.Submit(
-            seq=2**40,
-            request_id="stranger",
-            index=0,
-            room=5,
-            modality=intake.Modality.IMAGE,
-            key=bytes(16),
-            grids=((1, 2, 2),),
-            n_tokens=1,
-            cost=1,
-            deadline_s=None,
-            pixel_dtype="float32",
-            pixel_shape=(4, 1536),
-        ),
-        bytes(4 * 1536 * 4),
-    )
+    submit = intake.encode(SUBMIT, bytes(4 * 1536 * 4))
     push(endpoint, [[b""], [b"\xc1"], [b"x" * 2_000_000], [b"{}", b"payload"], submit[:1], [b""] * 100])
     push(endpoint, mutations([bytes(part) for part in submit], 500, seed=2))
     good_room_succeeds()
@@ -147,6 +120,82 @@ def test_bytes_that_are_no_message_at_all_leave_the_ports_serving(worker, good_r
     for port in (worker.grpc_port, worker.bootstrap_port, worker.metrics_port, control_port(worker)):
         for data in (b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", random.Random(port).randbytes(5_000)):
             send_raw(port, data)
+    good_room_succeeds()
+
+
+FUZZ = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""The fixtures belong to the module's worker, which is meant to live through all examples."""
+
+ENCODE = "/tokenspeed.grpc.encoder.TokenSpeedEncoder/Encode"
+
+
+def test_any_encode_request_is_taken_or_refused_by_name(worker, good_room_succeeds):
+    encode = worker.channel.unary_unary(ENCODE)
+    answers = {}
+
+    @FUZZ
+    @given(encode_requests())
+    def send(raw):
+        error = encode.future(raw, timeout=30).exception()
+        field = error.details().split(": ")[0] if error else "OK"
+        answers[field] = answers.get(field, 0) + 1
+        assert field
+        if error:
+            assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert len(error.details()) < 500
+
+    send()
+    print(answers)
+    assert len(answers) > 10, "the requests were all refused alike"
+    assert "OK" in answers
+    assert worker.metrics().get('encodepool_requests_total{outcome="broken"}', 0) == 0
+    good_room_succeeds()
+
+
+def test_any_control_frame_is_heard_or_dropped(worker, push, good_room_succeeds):
+    @FUZZ
+    @given(st.lists(control_frames(), min_size=5, max_size=10))
+    def send(frames):
+        push(f"tcp://{worker.control()}", frames)
+
+    before = worker.metrics().get("encodepool_frames_malformed_total", 0)
+    send()
+    good_room_succeeds()
+    assert worker.metrics()["encodepool_frames_malformed_total"] > before
+
+
+def test_any_intake_frame_is_heard_or_dropped(worker, push, good_room_succeeds):
+    endpoint = f"ipc://{worker.run_dir() / 'intake.ipc'}"
+
+    @FUZZ
+    @given(st.lists(intake_frames(), min_size=5, max_size=10))
+    def send(messages):
+        push(endpoint, messages)
+
+    send()
+    good_room_succeeds()
+
+
+def test_any_registration_that_is_not_ours_is_refused(worker, good_room_succeeds):
+    before = worker.control()
+    statuses = set()
+
+    @FUZZ
+    @given(registrations())
+    def put(body):
+        status, text = http(f"http://{worker.bootstrap}/route", "PUT", body)
+        assert status in (400, 409), (status, text, body)
+        statuses.add(status)
+
+    put()
+    assert statuses == {400, 409}
+    assert worker.control() == before
     good_room_succeeds()
 
 
@@ -189,7 +238,16 @@ def test_a_pickle_has_no_effect_on_any_port(worker, push, good_room_succeeds, tm
     for endpoint in (f"tcp://{worker.control()}", f"ipc://{worker.run_dir() / 'intake.ipc'}"):
         push(endpoint, [[bomb] * parts for bomb in bombs for parts in (1, 2, 6, 13)])
     for bomb in bombs:
-        http(f"http://{worker.bootstrap}/route", "PUT", bomb)
+        for method in ("PUT", "POST"):
+            for url in (f"http://{worker.bootstrap}/route", f"{worker.metrics_url}/metrics"):
+                http(url, method, bomb)
+        request = image_request(1, Picture(4, 4, 2))
+        item = request.mm_inputs.items[0]
+        item.content_hash, item.encoder_input.inline = bomb, bomb
+        item.model_specific_tensors["image_grid_thw"].inline = bomb
+        for body in (bomb, request.SerializeToString()):
+            with pytest.raises(grpc.RpcError):
+                worker.channel.unary_unary(ENCODE)(body, timeout=30)
 
     good_room_succeeds()
     assert not made.exists()

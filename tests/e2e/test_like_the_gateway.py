@@ -33,6 +33,25 @@ def test_pixels_inline(dtype, new_room, new_picture, arrives):
     arrives(image_request(new_room(), picture, dtype), picture)
 
 
+def test_a_video(new_room, new_picture, arrives):
+    """Three pairs of frames: its own modality and grid tensor, three times the rows of one."""
+    video = new_picture(8, 12, t=3)
+    request = image_request(new_room(), video)
+    assert request.mm_inputs.items[0].modality == common_pb2.VIDEO
+    assert video.tokens == 3 * 24
+    arrives(request, video)
+
+
+def test_a_video_with_a_placeholder_for_each_frame(new_room, new_picture, arrives):
+    video = new_picture(8, 8, t=2)
+    request = image_request(new_room(), video)
+    item = request.mm_inputs.items[0]
+    del item.placeholders[:]
+    for offset in (7, 40):
+        item.placeholders.add(offset=offset, length=16)
+    arrives(request, video)
+
+
 def test_pixels_in_shared_memory_are_read_before_the_answer(new_room, new_picture, arrives):
     """The gateway removes the segment as soon as Encode is answered."""
     picture = new_picture(16, 16)

@@ -33,7 +33,10 @@ def test_frames_that_come_before_the_request_are_kept(worker, receivers, new_roo
 def test_rows_wait_for_a_receiver_that_comes_late(worker, receivers, new_room, new_picture, direct, wait_for):
     room, picture = new_room(), new_picture()
     worker.encode(image_request(room, picture))
-    wait_for(lambda: worker.metrics()['encodepool_store_bytes{state="held"}'] > 0, what="rows in the store")
+    wait_for(
+        lambda: worker.metrics()['encodepool_store_bytes{state="held",tier="host"}'] > 0,
+        what="rows in the store",
+    )
 
     asked_at = receivers.ask(room, picture)
     verdict = receivers.verdict(room)

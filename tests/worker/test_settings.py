@@ -53,10 +53,31 @@ def test_times_are_above_zero_and_finite(name, value):
     assert any(name in text or flag in text for text in problems({"model": "/m", name: value}))
 
 
-def test_parallel_sizes_above_one_are_refused_with_the_way_out():
-    found = problems({"model": "/m", "data_parallel_size": 2, "tensor_parallel_size": 4})
-    assert len(found) == 2
-    assert all("raise replicas" in text for text in found)
+def test_a_data_parallel_size_above_one_is_refused_with_the_way_out():
+    [problem] = problems({"model": "/m", "data_parallel_size": 2})
+    assert "raise replicas" in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"dist_init_port": 0}, "dist_init_port is 0"),
+        ({"ranks_per_pod": 3}, "ranks_per_pod (3) must divide tensor_parallel_size (4)"),
+        ({"ranks_per_pod": 2, "pod_index": 2}, "pod_index is 2, but the group has 2 pods"),
+        ({"pod_index": 1}, "pod_index is 1, but the group has 1 pods"),
+        ({"rank": 4}, "rank must be below tensor_parallel_size (4), is 4"),
+    ],
+)
+def test_the_places_of_ranks_must_make_sense(flags, says):
+    group = {"model": "/m", "tensor_parallel_size": 4, "dist_init_port": 9}
+    Settings.from_mapping(group)
+    assert [text for text in problems(group | flags) if says in text]
+
+
+def test_a_pod_runs_its_own_ranks():
+    settings = Settings(tensor_parallel_size=4, ranks_per_pod=2, pod_index=1)
+    assert list(settings.own_ranks) == [2, 3]
+    assert list(Settings(tensor_parallel_size=4).own_ranks) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "[::1]", "a/b"])
@@ -130,3 +151,12 @@ def test_the_page_lists_every_setting_once():
     page = settings_page()
     for row in TABLE:
         assert page.count(f"| `{row.flag}` | `{row.variable}` |") == 1
+
+
+def test_the_references_switch_for_graphs_is_read_as_it_is_written_there():
+    for word, wanted in (("1", "true"), ("True", "true"), ("0", "false"), ("false", "false")):
+        environ = {"TOKENSPEED_MM_ENABLE_ENCODER_CUDA_GRAPH": word}
+        assert Settings.from_mapping({"model": "/m"}, environ).encoder_cuda_graphs == wanted
+    assert "encoder_cuda_graphs must be one of false, true, is 'maybe'" in "".join(
+        problems({"model": "/m"}, {"ENCODEPOOL_ENCODER_CUDA_GRAPHS": "maybe"})
+    )

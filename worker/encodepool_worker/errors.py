@@ -5,6 +5,7 @@
 ``ConfigError``     whoever wrote the configuration has to change it
 ``TransportError``  bytes could not be moved
 ``TowerError``      the vision tower could not encode an item
+``GroupLost``       the ranks of a group can no longer compute together
 ``ImageError``      an image file cannot be used
 ``ClientError``     an image could not be encoded by a pool: unreachable, refused, failed, late
 ``RoomBug``         our own fault: an answer that the state machine rules out
@@ -48,6 +49,10 @@ class ConfigError(WorkerError):
 
 class TowerError(WorkerError):
     """The tower failed on a batch or an item."""
+
+
+class GroupLost(WorkerError):
+    """A collective of the group failed: only new processes can work together again."""
 
 
 class ImageError(WorkerError):

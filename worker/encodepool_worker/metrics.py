@@ -91,15 +91,34 @@ TABLE: tuple[Metric, ...] = (
         "encodepool_expired_total", COUNTER, LOOP, "Items whose deadline passed before the tower took them."
     ),
     Metric("encodepool_deduplicated_total", COUNTER, LOOP, "Items that joined an encode under way."),
-    Metric("encodepool_hits_total", COUNTER, LOOP, "Items whose rows were in the store.", ("tier",)),
+    Metric(
+        "encodepool_hits_total",
+        COUNTER,
+        LOOP,
+        "Items whose rows were in the store, by the tier they were sent from: device, host.",
+        ("tier",),
+    ),
     Metric("encodepool_hit_bytes_total", COUNTER, LOOP, "Bytes of these rows.", ("tier",)),
-    Metric("encodepool_evictions_total", COUNTER, LOOP, "Entries that made room for others.", ("tier",)),
+    Metric(
+        "encodepool_evictions_total",
+        COUNTER,
+        LOOP,
+        "Entries that left a tier to make room; from the device also those that moved to the host.",
+        ("tier",),
+    ),
+    Metric(
+        "encodepool_demotions_total",
+        COUNTER,
+        LOOP,
+        "Copies from device to host by outcome: moved, kept (wanted again meanwhile), failed.",
+        ("outcome",),
+    ),
     Metric(
         "encodepool_store_bytes",
         GAUGE,
         LOOP,
-        "Bytes of the store by the state of their entry.",
-        ("state",),
+        "Bytes of a tier: free, or by the state of their entry (reserved, filling, held, cached).",
+        ("state", "tier"),
     ),
     Metric("encodepool_store_pinned_bytes", GAUGE, LOOP, "Bytes in quarantine after a write that timed out."),
     Metric("encodepool_transfer_bytes_total", COUNTER, LOOP, "Bytes written to receivers."),
@@ -111,6 +130,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("encodepool_breakers_open", GAUGE, LOOP, "Peers that are not written to for now."),
     Metric("encodepool_status_dropped_total", COUNTER, LOOP, "Status frames that a receiver did not take."),
     Metric("encodepool_frames_malformed_total", COUNTER, LOOP, "Control frames that could not be read."),
+    Metric(
+        "encodepool_ranks_refused_total",
+        COUNTER,
+        LOOP,
+        "Strangers and stale ranks that wanted to join the group.",
+    ),
 )
 
 BY_NAME = MappingProxyType({metric.name: metric for metric in TABLE})

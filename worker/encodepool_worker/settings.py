@@ -30,14 +30,26 @@ REFERENCE_VARIABLES = {
     "TOKENSPEED_EPD_ENCODE_EMBED_CACHE_MB": "store_device_mib",
     "TOKENSPEED_EPD_ENCODE_EMBED_CACHE_DRAM_MB": "store_host_mib",
     "TOKENSPEED_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "park_seconds",
+    "TOKENSPEED_MM_ENABLE_ENCODER_CUDA_GRAPH": "encoder_cuda_graphs",
 }
 """Variables of TokenSpeed's encode worker that mean the same as one of our settings."""
+
+TRUTH = ("false", "true")
+WORDS_OF_TRUTH = {"0": "false", "1": "true", "false": "false", "true": "true"}
+"""What variables of this kind hold elsewhere, in any case."""
 
 REFERENCE_WITHOUT_MEANING = {
     "TOKENSPEED_EPD_ENCODE_RING_SLOTS": "there is no ring of slots; the store is sized by store_device_mib",
     "TOKENSPEED_EPD_ENCODE_RING_SLOT_MB": "there is no ring of slots; the store is sized by store_device_mib",
     "TOKENSPEED_DISAGGREGATION_QUEUE_SIZE": "the number of sender lanes is fixed",
     "TOKENSPEED_DISAGGREGATION_THREAD_POOL_SIZE": "the number of sender lanes is fixed",
+    "TOKENSPEED_GRPC_MAX_MESSAGE_BYTES": "the longest message is 256 MiB, or a third of max_pixel_mib",
+    "TOKENSPEED_SKIP_GRPC_WARMUP": "a worker is ready once its tower is warm",
+    "TOKENSPEED_MM_SKIP_COMPUTE_HASH": "contents are always hashed: rows are found again by that",
+    "TOKENSPEED_LOG_MM_TIMING": "times are in the metrics",
+    "TOKENSPEED_USE_PICKLE_IPC": "nothing is ever pickled",
+    "EPD_PIXEL_SHM": "pixels go to the encode loop over a socket without copies",
+    "SMG_MM_PIXEL_RDMA": "pixels are taken inline or through shared memory; leave it off in the gateway",
 }
 
 
@@ -76,6 +88,13 @@ class Settings:
     device: str = setting(
         "auto", "model", "auto takes a GPU if there is one.", choices=("auto", "cpu", "cuda")
     )
+    encoder_cuda_graphs: str = setting(
+        "false",
+        "model",
+        "Record the tower once per token budget and replay it: for a GPU, one rank and 16-bit types; "
+        "elsewhere it has no effect, and the log says why.",
+        choices=TRUTH,
+    )
 
     host: str = setting(
         "127.0.0.1",
@@ -87,7 +106,28 @@ class Settings:
     bootstrap_port: int = _port(8998, "Port where prefill workers ask for the ranks (HTTP).")
     metrics_port: int = _port(0, "Port of /livez, /readyz and /metrics. 0: any free one, printed in the log.")
     dist_init_port: int = _port(0, "Port where the ranks of a group meet; used above tensor_parallel_size 1.")
-    tensor_parallel_size: int = setting(1, "network", "Ranks of the group; only 1 for now.", minimum=1)
+    dist_init_host: str = setting(
+        "",
+        "network",
+        "Where the other pods find rank 0, which listens on its own host. Empty: host.",
+        metavar="HOST",
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        "network",
+        "Ranks of the group: processes that compute one tower together.",
+        minimum=1,
+        maximum=1024,
+    )
+    ranks_per_pod: int = setting(
+        0, "network", "Ranks that this worker runs; divides tensor_parallel_size. 0: all of them.", minimum=0
+    )
+    pod_index: int = setting(
+        0,
+        "network",
+        "Which of the group's workers this is: it runs the ranks from pod_index * ranks_per_pod on.",
+        minimum=0,
+    )
     data_parallel_size: int = setting(1, "network", "Only 1: raise the pool's replicas instead.", minimum=1)
 
     max_tokens_per_batch: int = setting(
@@ -104,17 +144,25 @@ class Settings:
     )
     max_queue_tokens: int = setting(65536, "limits", "Tokens that may wait for the tower.", minimum=1)
     max_pixel_mib: int = setting(
-        1024, "limits", "Pixels held at any time, over all connections of all gateways.", minimum=1
+        1024,
+        "limits",
+        "Pixels held at any time, over all connections of all gateways. A message: 256 MiB, a third at most.",
+        minimum=1,
     )
 
     store_device_mib: int = setting(
         4096,
         "store",
-        "Memory of the store on the device. The reference's cache has the same default.",
+        "Memory of the store on the device, where rows are put. The reference's cache has the same default.",
         minimum=0,
     )
     store_host_mib: int = setting(
-        0, "store", "Memory of the store on the host (pinned). On CPU it is added to the first.", minimum=0
+        0,
+        "store",
+        "Memory on the host (pinned) for rows that have to leave the device; they are sent from there. "
+        "On a CPU, or with an engine that cannot read the device's memory, both sizes make one store "
+        "on the host.",
+        minimum=0,
     )
 
     transfer_backend: str = setting(
@@ -169,6 +217,25 @@ class Settings:
         problems += _together(self)
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def pod_ranks(self) -> int:
+        """How many ranks this worker runs."""
+        return self.ranks_per_pod or self.tensor_parallel_size
+
+    @property
+    def n_pods(self) -> int:
+        return self.tensor_parallel_size // self.pod_ranks
+
+    @property
+    def own_ranks(self) -> range:
+        """The ranks that this worker runs."""
+        return range(self.pod_index * self.pod_ranks, (self.pod_index + 1) * self.pod_ranks)
+
+    @property
+    def wind_down_s(self) -> float:
+        """How long after a drain's time its last write may keep it up: until it has timed out and rested."""
+        return self.transfer_timeout_seconds + self.quarantine_seconds
 
     @property
     def served_name(self) -> str:
@@ -314,7 +381,10 @@ def _given(
     for variable in (row.variable, *(v for v, name in REFERENCE_VARIABLES.items() if name == row.name)):
         # An empty variable counts as not set: manifests often leave it so.
         if environ.get(variable):
-            return environ[variable], variable
+            value = environ[variable]
+            if row.choices == TRUTH:
+                value = WORDS_OF_TRUTH.get(value.strip().lower(), value)
+            return value, variable
     return None, ""
 
 
@@ -326,11 +396,12 @@ def _together(s: Settings) -> list[str]:
             f"data_parallel_size is {s.data_parallel_size}, but a worker holds one copy of the tower: "
             "raise replicas of the pool instead"
         )
-    if s.tensor_parallel_size > 1:
+    if s.tensor_parallel_size % s.pod_ranks:
         out.append(
-            f"tensor_parallel_size is {s.tensor_parallel_size}, but this version runs one rank: "
-            "set it to 1 and raise replicas of the pool"
+            f"ranks_per_pod ({s.ranks_per_pod}) must divide tensor_parallel_size ({s.tensor_parallel_size})"
         )
+    elif s.pod_index >= s.n_pods:
+        out.append(f"pod_index is {s.pod_index}, but the group has {s.n_pods} pods")
     if s.rank >= s.tensor_parallel_size:
         out.append(f"rank must be below tensor_parallel_size ({s.tensor_parallel_size}), is {s.rank}")
     if s.store_device_mib + s.store_host_mib == 0:
@@ -370,6 +441,8 @@ def _incomplete(
         out.append("model is missing: give --model DIR or set ENCODEPOOL_MODEL")
     if settings is not None and settings.bootstrap_port == 0:
         out.append("bootstrap_port is 0, but prefill workers must know it: choose a port")
+    if settings is not None and settings.tensor_parallel_size > 1 and settings.dist_init_port == 0:
+        out.append("dist_init_port is 0, but the ranks must know where to meet: choose a port")
     return out
 
 

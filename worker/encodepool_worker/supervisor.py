@@ -29,6 +29,9 @@ DEFAULT_TERMINATION_LOG = Path("/dev/termination-log")
 MAX_TERMINATION_BYTES = 2048
 """Kubernetes cuts a termination message at 4096 bytes; the operator shows the first 256."""
 
+END_S = 13.0
+"""For the processes to end once nothing accepted is left; a pod has 15 s for it."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -84,7 +87,7 @@ def children_of(settings: Settings) -> list[ChildSpec]:
         ChildSpec(
             f"rank {rank}", "rank", (*python, "encodepool_worker.shell", "--rank", str(rank), *argv), rank
         )
-        for rank in range(settings.tensor_parallel_size)
+        for rank in settings.own_ranks
     ]
     return [ChildSpec("frontend", "frontend", (*python, "encodepool_worker.frontend", *argv)), *ranks]
 
@@ -94,12 +97,13 @@ def supervise(settings: Settings) -> int:
     termination_log = Path(settings.termination_log) if settings.termination_log else DEFAULT_TERMINATION_LOG
     supervisor = Supervisor(
         children_of(replace(settings, run_dir="", lifeline_fd=-1, heartbeat_fd=-1, rank=0)),
-        patience=Patience(drain_s=settings.drain_seconds + 10),
+        patience=Patience(drain_s=settings.drain_seconds + settings.wind_down_s + END_S),
         # The default file is made by the kubelet: where it is missing there is nobody to read it.
         termination_log=termination_log if settings.termination_log or termination_log.exists() else None,
         state_dir=Path(settings.state_dir) if settings.state_dir else None,
         group=settings.group,
         incarnation=settings.incarnation,
+        pod=settings.pod_index,
     )
     return supervisor.run()
 
@@ -116,6 +120,7 @@ class Supervisor:
         state_dir: Path | None = None,
         group: int = 0,
         incarnation: int = 0,
+        pod: int = 0,
         temp_dir: Path | None = None,
     ) -> None:
         self._specs = tuple(children)
@@ -124,6 +129,7 @@ class Supervisor:
         self._state_dir = state_dir
         self._group = group
         self._incarnation = incarnation
+        self._pod = pod
         self._temp_dir = temp_dir
         self._children: list[_Running] = []
         self._selector = selectors.DefaultSelector()
@@ -292,7 +298,9 @@ class Supervisor:
             return None
         folder = self._state_dir / "log"
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{self._group}.{self._incarnation}.{spec.role}.log"
+        # The first pod's frontend and rank 0 go without a number.
+        role = f"{spec.role}{(self._pod if spec.rank is None else spec.rank) or ''}"
+        name = f"{self._group}.{self._incarnation}.{role}.log"
         return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def _reap(self) -> None:
@@ -345,7 +353,8 @@ class Supervisor:
             self._pids_file(self._state_dir).unlink(missing_ok=True)
 
     def _pids_file(self, state_dir: Path) -> Path:
-        return state_dir / "run" / f"{self._group}.{self._incarnation}.json"
+        start = f"{self._group}.{self._incarnation}"
+        return state_dir / "run" / (f"{start}.{self._pod}.json" if self._pod else f"{start}.json")
 
 
 def _noted(_number: int, _frame: Any) -> None:
@@ -366,8 +375,8 @@ def _epitaph(child: _Running) -> str:
     if child.last_words:
         return f"{name}: {child.last_words.decode(errors='replace')}"
     if code < 0:
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-        return f"{name} was killed by {signal.Signals(-code).name}{hint}"
+        hint = ": out of memory?" if -code == signal.SIGKILL else ""
+        return f"{name} was killed by signal {-code} ({signal.Signals(-code).name}){hint}"
     if code == 0:
         return f"{name} ended without being asked to"
     return f"{name} ended with exit code {code}"

@@ -134,8 +134,9 @@ class Receiver:
 
     ``session`` names its transfer engine, and with the room identifies the receiver. It wants
     rows [row_start, row_start + n_rows) of an item with ``span`` rows, written to ``main_ptr``
-    and ``deepstack_ptr`` in its memory. ``fanout`` receivers share the room on this rank.
-    ``dtype`` is the frame's own word, ``torch.bfloat16``: compare it with ``wire_dtype(...)``.
+    and ``deepstack_ptr`` in its memory. It spoke to encode rank ``rank``, as ``fanout`` receivers
+    do for each room. ``dtype`` is the frame's own word, ``torch.bfloat16``: compare it with
+    ``wire_dtype(...)``.
     """
 
     session: str
@@ -150,6 +151,7 @@ class Receiver:
     fanout: int
     row_start: int
     span: int
+    rank: int = 0
 
     def __post_init__(self) -> None:
         if not self.session:
@@ -175,7 +177,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes [start, stop) of the store's region."""
+    """Bytes [start, stop) of the store: offsets in its tiers, which count as lying end to end."""
 
     start: int
     stop: int
@@ -187,7 +189,10 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """``nbytes`` from offset ``source`` of the store's region to address ``target`` of a peer."""
+    """``nbytes`` from offset ``source`` of the store to address ``target`` of a peer.
+
+    Never across tiers: each is memory of its own.
+    """
 
     source: int
     target: int

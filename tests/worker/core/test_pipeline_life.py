@@ -7,6 +7,7 @@ from encodepool_worker.core.events import (
     Announced,
     BatchEncoded,
     BatchFailed,
+    DrainStarted,
     Submitted,
     Tick,
     WriteFailed,
@@ -127,6 +128,76 @@ def test_limits_report_every_problem_at_once():
     assert PipelineLimits(store_bytes=4096).quarantine_bytes == 1024
 
 
+# --- very many rooms end at once
+
+
+def test_a_turn_ends_no_more_rooms_than_it_may_and_the_next_goes_on_at_once(open_driver):
+    """Ten thousand rooms that nobody claims would otherwise hold up everyone else for seconds."""
+    driver = open_driver(max_ends_per_turn=10)
+    for room in range(35):
+        driver.announce(room, make_receiver())
+    driver.clock.advance(driver.limits.announce_s)
+    told = []
+    while driver.is_behind:
+        out = driver.pipeline.handle(Tick(), driver.clock.now_s)
+        driver.witness.observe(Tick(), out, driver.clock.now_s)
+        told.append(kinds(out).count("SendStatus"))
+    assert told == [10, 10, 10, 5]
+
+
+def test_a_turn_that_is_behind_gives_the_tower_nothing_that_should_have_ended(open_driver):
+    driver = open_driver(max_ends_per_turn=2)
+    driver.request(99)
+    for room in range(5):
+        driver.request(room, deadline_s=driver.clock.now_s + 1)
+    driver.request(50)
+    driver.clock.advance(1)
+    driver.encoded()  # ends four of them: two as time passes, two with the answer
+    assert driver.batch is None
+    driver.feed(Tick())
+    assert driver.batch_rooms == [50]
+    assert driver.pipeline.snapshot().counters["expired_before_encode"] == 5
+
+
+def test_a_deadline_comes_before_what_happens_after_it_also_in_a_turn_that_is_behind(open_driver):
+    driver = open_driver(max_ends_per_turn=1)
+    for room in range(6):
+        driver.request(room, deadline_s=driver.clock.now_s + 10 + room / 100)
+    driver.encoded()
+    driver.encoded()
+    driver.clock.advance(11)
+    driver.announce(5, make_receiver())
+    assert driver.told(5) == [("p", Status.FAILED)]
+    assert driver.state(4) is S.PARKED  # its turn to end has not come yet
+
+
+def test_rows_that_come_after_their_rooms_deadline_are_not_sent():
+    pipeline = Pipeline(make_limits(max_ends_per_turn=1))
+    for room in range(6):
+        pipeline.handle(Announced(room, make_receiver()), 0.0)
+    events = [Submitted(n, make_item(n, deadline_s=1.0), n, 1) for n in range(6)]
+    (order,) = (i for i in pipeline.handle_all(events, 0.0) if isinstance(i, do.RunBatch))
+    out = pipeline.handle(BatchEncoded(order.batch), 1.0)
+    assert kinds(out).count("SendStatus") == 6
+    assert "Write" not in kinds(out)
+
+
+def test_a_drain_ends_as_many_rooms_in_a_turn_as_time_does(open_driver):
+    driver = open_driver(max_ends_per_turn=10)
+    for room in range(25):
+        driver.announce(room, make_receiver())
+    for room in range(100, 115):
+        driver.request(room)
+    driver.encoded()
+    driver.witness.expect(DrainStarted(driver.clock.now_s - 1), driver.clock.now_s)
+    out = driver.pipeline.handle(DrainStarted(driver.clock.now_s - 1), driver.clock.now_s)
+    driver.witness.observe(Tick(), out, driver.clock.now_s)
+    assert kinds(out).count("Conclude") == 10
+    out = driver.wait(0)
+    assert kinds(out).count("Conclude") == 30
+    assert kinds(out)[-1] == "Drained"
+
+
 # --- draining
 
 
@@ -136,7 +207,7 @@ def test_draining_finishes_what_was_accepted_and_admits_nothing(driver):
     driver.announce(3, make_receiver())
     assert driver.drain(60) == [
         do.SendStatus(3, make_receiver(), Status.FAILED),
-        do.Conclude(3, Outcome.FAILED, "aborted: the worker is draining", False, 0),
+        do.Conclude(3, Outcome.FAILED, "aborted: the worker is draining", None, 0),
     ]
     assert refusal(driver.request(4)) == ("worker", "the worker is draining")
     driver.announce(5, make_receiver())
@@ -179,6 +250,28 @@ def test_drained_waits_for_quarantines(driver):
     driver.miss(1, late=True)
     assert "Drained" not in kinds(driver.wait(20))
     assert kinds(driver.settle(1, by_probe=False)) == ["SendStatus", "Drained"]
+
+
+@pytest.mark.parametrize("failed_first", [True, False], ids=["before the deadline", "after it"])
+def test_past_the_drains_deadline_nobody_waits_for_a_silent_receiver(driver, failed_first):
+    """It may stay silent for ever. What it might still receive is ended from our side."""
+    driver.request(1, claimed=True)
+    driver.encoded()
+    write = driver.find_write(1, "p")
+    driver.drain(5)
+    if failed_first:
+        out = driver.miss(1, late=True)
+        assert "RetireEngine" not in kinds(out)
+        out = driver.wait(5)
+    else:
+        driver.wait(6)
+        out = driver.miss(1, late=True)
+    assert do.RetireEngine(write) in out
+    assert "RetireEngine" not in kinds(driver.wait(1)), "once is enough"
+    driver.settle(1, by_probe=False)
+    out = driver.wait(driver.limits.quarantine_s)
+    assert kinds(out) == ["SendStatus", "Drained"]
+    assert driver.told(1) == [("p", Status.FAILED)]
 
 
 def test_a_finished_room_ships_again_while_draining_but_not_past_the_deadline(driver):

@@ -10,11 +10,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from encodepool_worker.core.events import BatchEncoded, BatchFailed, WriteSettled, Written
+from encodepool_worker.core.events import (
+    BatchEncoded,
+    BatchFailed,
+    Demoted,
+    DemoteFailed,
+    WriteSettled,
+    Written,
+)
 from encodepool_worker.errors import WorkerError
 from encodepool_worker.testing import Driver, make_item, make_layout, make_limits, make_receiver
 
-# Rows of 16 bytes (one has deepstack: 32); the store holds 1024.
+# Rows of 16 bytes (one has deepstack: 32); the store's first tier holds 1024.
 LAYOUTS = [
     make_layout(5),
     make_layout(6, levels=1),
@@ -32,7 +39,14 @@ PLAN = [0, 1, 2, 0, 3, 4, 1, 0, 6, 2, 4, 0, 8, 10, 9, 3]  # which content a room
 NEAR = st.sampled_from([0, 0, 0, 1, 1, 2, 3, -1, -2])  # rooms back from the one submitted last
 RARELY = st.sampled_from([False] * 9 + [True])
 SECONDS = st.sampled_from([0.0, 0.5, 3.0, 3.0, 9.0, 11.0, 61.0])
-STRAYS = [BatchEncoded(99999), BatchFailed(99999, ""), Written(99999), WriteSettled(99999, True)]
+STRAYS = [
+    BatchEncoded(99999),
+    BatchFailed(99999, ""),
+    Written(99999),
+    WriteSettled(99999, True),
+    Demoted(99999),
+    DemoteFailed(99999, ""),
+]
 
 
 class PipelineMachine(RuleBasedStateMachine):
@@ -40,12 +54,20 @@ class PipelineMachine(RuleBasedStateMachine):
         quarantine_bytes=st.sampled_from([150, 4096]),
         tombstones=st.sampled_from([6, 50, 50]),
         rooms=st.sampled_from([8, 50, 50]),
+        second_tier=st.sampled_from([0, 200, 1024, 1024, 3000]),
+        ends=st.sampled_from([1, 512]),
+        ranks=st.sampled_from([1, 1, 2]),
     )
-    def open(self, quarantine_bytes, tombstones, rooms):
+    def open(self, quarantine_bytes, tombstones, rooms, second_tier, ends, ranks):
         self.newest = 10
+        self.n_ranks = ranks
         self.driver = Driver(
             make_limits(
                 1024,
+                second_tier_bytes=second_tier,
+                n_ranks=ranks,
+                max_demotions=3,
+                max_ends_per_turn=ends,
                 max_quarantined_bytes=quarantine_bytes,
                 max_items_per_batch=3,
                 max_tokens_per_batch=40,
@@ -88,16 +110,18 @@ class PipelineMachine(RuleBasedStateMachine):
 
     @rule(near=NEAR, session=st.sampled_from("pppqqr"), wrong=RARELY, moved=RARELY, more=RARELY)
     def announce(self, near, session, wrong, moved, more):
-        """Even rooms have one receiver, odd rooms two."""
+        """Even rooms have one receiver, odd rooms two that share; with two ranks, one at each."""
         room = self.room(near)
         layout = self.item(room).layout
-        cut = layout.n_tokens // 2
+        cut = -(-layout.n_tokens // 2)
+        rank = {"p": 0, "q": 1, "r": room % 2}[session] if self.n_ranks > 1 else 0
         halves = {"p": (0, cut), "q": (cut, layout.n_tokens), "r": (cut, layout.n_tokens)}
         receiver = make_receiver(
             session,
             layout=layout,
             rows=halves[session] if room % 2 else None,
-            fanout=1 + room % 2 + more,
+            fanout=(1 if self.n_ranks > 1 else 1 + room % 2) + more,
+            rank=(rank + moved * more) % self.n_ranks,
             main_ptr=0x20_0000 if moved else 0x10_0000,
             span=99 if wrong else None,
         )
@@ -106,7 +130,7 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule(near=NEAR, session=st.sampled_from("pq"))
     def announce_all(self, near, session):
         self.announce(near, session, False, False, False)
-        if self.room(near) % 2:
+        if self.room(near) % 2 or self.n_ranks > 1:
             self.announce(near, "q" if session == "p" else "p", False, False, False)
 
     @rule(near=NEAR, refused=st.booleans())
@@ -133,6 +157,12 @@ class PipelineMachine(RuleBasedStateMachine):
             self.driver.batch_failed()
         else:
             self.driver.encoded(dict.fromkeys(bad, "not finite"))
+
+    @precondition(lambda self: self.driver.demotes)
+    @rule(data=st.data(), failed=RARELY)
+    def copy_answers(self, data, failed):
+        entry = data.draw(st.sampled_from(sorted(self.driver.demotes)))
+        self.driver.demoted(entry, failed=failed)
 
     def a_write(self, data, writes):
         number = data.draw(st.sampled_from(sorted(writes)))

@@ -34,16 +34,18 @@ WEIGHTS = {
     "tower": 24,
     "write": 40,
     "settle": 6,
+    "copy": 24,
     "wait": 12,
 }
 
 
 class Traffic:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, second_tier_bytes: int) -> None:
         self.chance = random.Random(seed)
         self.driver = Driver(
             make_limits(
                 1024,
+                second_tier_bytes=second_tier_bytes,
                 max_items_per_batch=4,
                 max_tokens_per_batch=40,
                 max_quarantined_bytes=300,
@@ -140,6 +142,11 @@ class Traffic:
             write = self.driver.late[min(self.driver.late)]
             self.driver.settle(write.room, write.receiver.session, by_probe=self.chance.random() < 0.5)
 
+    def copy(self):
+        if self.driver.demotes:
+            entry = self.chance.choice(sorted(self.driver.demotes))
+            self.driver.demoted(entry, failed=self.chance.random() < 0.15)
+
     def wait(self):
         self.driver.wait(self.chance.choice([0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 15.0]))
 
@@ -152,6 +159,6 @@ class Traffic:
 
 def test_nothing_builds_up_and_everything_was_met():
     seen = Counter()
-    for seed in range(4):
-        seen.update(Traffic(seed).run(N_EVENTS))
+    for seed, second_tier_bytes in enumerate((0, 0, 300, 2000)):
+        seen.update(Traffic(seed, second_tier_bytes).run(N_EVENTS))
     assert {name for name in COUNTERS if not seen[name]} == set()

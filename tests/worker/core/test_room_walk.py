@@ -59,6 +59,21 @@ CASTS = {
     "two who want all rows": [shard("p", 0, 4, 2), shard("q", 0, 4, 2)],
     "a gap": [shard("p", 0, 2, 2), shard("q", 3, 4, 2)],
     "an item of another length": [shard("p", 0, 4, 1), shard("q", 0, 4, 1, span=5)],
+    "two ranks, a shard at each": [
+        shard("p", 0, 2, 1),
+        shard("p", 0, 2, 1, rank=1),
+        shard("q", 2, 4, 1, rank=1),
+        shard("q", 2, 4, 1, rank=1, main_ptr=0x20_0000),
+        shard("r", 2, 4, 1, rank=1),
+    ],
+    "two ranks, two shards at each": [
+        shard("p", 0, 1, 2),
+        shard("q", 1, 2, 2),
+        shard("r", 2, 3, 2, rank=1),
+        shard("s", 3, 4, 2, rank=1),
+    ],
+    "two ranks, all rows from both": [shard("p", 0, 4, 1), shard("q", 0, 4, 1, rank=1)],
+    "two ranks, each asked for the other's": [shard("p", 2, 4, 1), shard("q", 0, 2, 1, rank=1)],
 }
 
 
@@ -148,6 +163,7 @@ def check_step(before: Room, room: Room, books: Books, event: on.RoomEvent, effe
         assert isinstance(answers[0], on.Accept) is same, "identity"
     if before.state in GATHERING and room.state is RoomState.SHIPPING:
         books.crew = frozenset(books.owed)
+        assert {r.rank for r in books.owed.values()} == set(range(room.n_ranks)), "a rank is left out"
     for effect in effects:
         match effect:
             case on.Acquire():
@@ -211,7 +227,7 @@ def check_rest(before: Room, room: Room, books: Books) -> None:
 
 def walk(cast: list[Receiver], rules=RULES) -> tuple[int, set[tuple]]:
     """Visit every configuration. Returns how many there are, and the cells that were used."""
-    start = (Room(ROOM), Books())
+    start = (Room(ROOM, 1 + max(receiver.rank for receiver in cast)), Books())
     seen = {fingerprint(*start)}
     todo = deque([start])
     cells: set[tuple] = set()

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from encodepool_worker.core.store import Entry, EntryState, FreeSpace, Store
+from encodepool_worker.core.space import FreeSpace
+from encodepool_worker.core.store import Entry, EntryState, Store
 from encodepool_worker.errors import WorkerError
 from encodepool_worker.testing import make_key, make_layout
 from encodepool_worker.types import ByteRange
@@ -85,8 +86,8 @@ def test_the_least_recently_used_goes_first(store):
     store.detach(a, claimed=True)
     reserve(store, "d", 320)
     assert [store.lookup(e.key) for e in (a, b, c)] == [a, None, c]
-    snapshot = store.snapshot()
-    assert (snapshot.evictions, snapshot.evicted_bytes) == (1, 320)
+    (tier,) = store.snapshot().tiers
+    assert (tier.evictions, tier.evicted_bytes) == (1, 320)
 
 
 def test_nothing_is_evicted_that_is_held_pinned_or_being_filled(store):
@@ -95,12 +96,12 @@ def test_nothing_is_evicted_that_is_held_pinned_or_being_filled(store):
     store.start(filling)
     store.attach(held, claimed=True)
     store.pin(pinned)
-    assert store.has_room_for(256)
-    assert not store.has_room_for(260)
+    assert store.make_room(256)
+    assert not store.make_room(260)
     with pytest.raises(WorkerError, match="no room"):
         reserve(store, "x", 512)
     store.unpin(pinned)
-    assert store.has_room_for(512)
+    assert store.make_room(512)
 
 
 def test_a_pinned_entry_still_serves_hits(store):
@@ -114,7 +115,7 @@ def test_a_pinned_entry_still_serves_hits(store):
     assert store.snapshot().pinned_bytes == 64
     store.unpin(entry)
     assert store.snapshot().pinned_bytes == 0
-    assert store.has_room_for(1024)
+    assert store.make_room(1024)
 
 
 def test_a_dropped_entry_gives_its_bytes_back(store):

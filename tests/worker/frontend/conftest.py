@@ -62,7 +62,7 @@ class Rank0:
         self._back.bind(f"ipc://{run_dir / intake.BACK_SOCKET}")
         self.received: list[tuple[intake.Message, list[bytes]]] = []
         self.policy: Callable[[intake.Message], list[intake.Message]] = self.admit_and_credit
-        self.facts: dict[str, Any] = {"routed": True, "ready": True, "draining": False}
+        self.facts: dict[str, Any] = {"routed": True}
         self.facts |= {"queue_items": 0, "queue_cost": 0}
         self.silent = False
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._report())]
@@ -72,7 +72,7 @@ class Rank0:
         if isinstance(message, intake.Submit):
             return [
                 intake.Admitted(seq=message.seq),
-                intake.Credit(seq=message.seq, cost=message.cost, pixel_bytes=message.pixel_bytes),
+                intake.Credit(seq=message.seq),
             ]
         return [intake.Drained()] if isinstance(message, intake.Drain) else []
 
@@ -183,6 +183,12 @@ def tensor(shape: tuple[int, ...], dtype: str, payload: bytes | None = None, **m
     if payload is not None:
         more["inline"] = payload
     return scheduler_pb2.TensorData(shape=shape, dtype=dtype, **more)
+
+
+@pytest.fixture(scope="session")
+def clock() -> Callable[[], float]:
+    """Monotonic seconds."""
+    return time.monotonic
 
 
 @pytest.fixture(scope="session")

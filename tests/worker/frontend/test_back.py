@@ -125,12 +125,12 @@ def test_answers_find_their_submission_in_any_order_and_late_ones_are_ignored(li
             intake.Admitted(seq=seqs[1]),
             intake.Admitted(seq=12),
             intake.Admitted(seq=seqs[0]),
-            intake.Credit(seq=seqs[0], cost=1, pixel_bytes=32),
+            intake.Credit(seq=seqs[0]),
         ):
             await push.send_multipart(intake.encode(message))
         assert await answers[2] == refused
         assert await answers[0] == intake.Admitted(seq=seqs[0])
-        await until(lambda: messages == [intake.Credit(seq=seqs[0], cost=1, pixel_bytes=32)])
+        await until(lambda: messages == [intake.Credit(seq=seqs[0])])
 
     link_story(story)
 
@@ -152,7 +152,7 @@ def test_more_messages_than_are_read_at_once_all_arrive(link_story, monkeypatch)
     async def story(_link, messages, bind):
         _pull, push = bind()
         for seq in range(100):
-            await push.send_multipart(intake.encode(intake.Credit(seq=seq, cost=1, pixel_bytes=1)))
+            await push.send_multipart(intake.encode(intake.Credit(seq=seq)))
         await until(lambda: [message.seq for message in messages] == list(range(100)))
 
     link_story(story)

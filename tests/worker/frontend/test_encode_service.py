@@ -237,7 +237,7 @@ def test_what_the_loop_refuses_is_told_to_the_gateway_and_not_back_to_the_loop(w
             w.rank0.policy = lambda message: (
                 [
                     intake.Refused(seq=message.seq, field="bootstrap_room", reason="room 7 is in use"),
-                    intake.Credit(seq=message.seq, cost=message.cost, pixel_bytes=message.pixel_bytes),
+                    intake.Credit(seq=message.seq),
                 ]
                 if isinstance(message, intake.Submit)
                 else [intake.Drained()]
@@ -265,7 +265,7 @@ def test_a_full_queue_refuses_by_tokens_and_tells_the_receivers(world, encode_re
 
             [submit] = w.rank0.of(intake.Submit)
             account.queued_tokens -= 8190
-            await w.rank0.send(intake.Credit(seq=submit.seq, cost=1, pixel_bytes=submit.pixel_bytes))
+            await w.rank0.send(intake.Credit(seq=submit.seq))
             await w.until(lambda: account.queued_items == 0)
             await w.encoder.Encode(encode_request(3))
 
@@ -305,34 +305,119 @@ def test_before_it_is_ready_a_worker_refuses_and_tells_the_receivers(world, enco
     asyncio.run(story())
 
 
-def test_a_loop_that_does_not_answer_ends_the_call_and_keeps_the_credit(world, encode_request):
+def silent(message):
+    """A loop that answers nothing but the drain."""
+    return [intake.Drained()] if isinstance(message, intake.Drain) else []
+
+
+async def given_up(w, request):
+    """A call that is cancelled after its item was handed over and before the loop has answered."""
+    before = len(w.rank0.of(intake.Submit))
+    call = w.encoder.Encode(request)
+    await w.until(lambda: len(w.rank0.of(intake.Submit)) > before, "the submission")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+    async def counted():
+        return await w.metric('encodepool_requests_total{outcome="cancelled"}')
+
+    await w.until(counted, "the cancellation")
+    return w.rank0.of(intake.Submit)[-1]
+
+
+async def answer(w, submit, **facts):
+    """The loop takes the item and gives its credit back."""
+    await w.rank0.send(intake.Admitted(seq=submit.seq, **facts), intake.Credit(seq=submit.seq))
+
+
+def aborted_rooms(w):
+    return [message.room for message in w.rank0.of(intake.Abort)]
+
+
+def test_a_loop_that_does_not_answer_in_time_ends_the_call_and_the_item_is_withdrawn(world, encode_request):
+    """UNAVAILABLE was answered, so nothing may be left that works for this call."""
+
     async def story():
         async with world() as w:
             w.frontend._encode.answer_s = 0.2
-            w.rank0.policy = lambda message: [intake.Drained()] if isinstance(message, intake.Drain) else []
-            code, text = await w.refusal(encode_request())
+            w.rank0.policy = silent
+            code, text = await w.refusal(encode_request(room=9))
             assert (code, text) == ("UNAVAILABLE", "the encode loop did not answer within 0.2 s")
-            assert w.frontend.account.queued_items == 1
+            assert w.frontend.account.queued_items == 1, "the loop has the pixels"
+            assert aborted_rooms(w) == w.rank0.refused_rooms == []
+
+            await answer(w, w.rank0.of(intake.Submit)[0])
+            await w.until(lambda: aborted_rooms(w) == [9], "the withdrawal")
+            assert w.frontend.account.held_bytes == 0
+
+    asyncio.run(story())
+
+
+def test_a_call_given_up_after_the_hand_over_is_withdrawn_once_the_loop_has_it(world, encode_request):
+    async def story():
+        async with world() as w:
+            w.rank0.policy = silent
+            submit = await given_up(w, encode_request(room=9))
+            assert aborted_rooms(w) == []
+            await answer(w, submit)
+            await w.until(lambda: aborted_rooms(w) == [9], "the withdrawal")
+            assert w.frontend.account.held_bytes == 0
             assert w.rank0.refused_rooms == []
 
     asyncio.run(story())
 
 
-def test_a_gateway_that_gives_up_after_the_hand_over_changes_nothing(world, encode_request):
+def test_a_call_given_up_does_not_take_the_room_from_an_equal_call(world, encode_request):
+    """Two equal calls for one room; whichever of them is given up, the other was answered OK."""
+
     async def story():
         async with world() as w:
-            w.rank0.policy = lambda message: [intake.Drained()] if isinstance(message, intake.Drain) else []
-            call = w.encoder.Encode(encode_request())
-            await w.until(lambda: w.rank0.of(intake.Submit), "the submission")
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
+            for first_stays in (True, False):
+                room = 10 + first_stays
+                w.rank0.policy = silent
+                if first_stays:
+                    stays = asyncio.ensure_future(w.encoder.Encode(encode_request(room)))
+                    await w.until(lambda: w.rank0.of(intake.Submit), "the submission")
+                    await given_up(w, encode_request(room))
+                else:
+                    await given_up(w, encode_request(room))
+                    n = len(w.rank0.of(intake.Submit))
+                    stays = asyncio.ensure_future(w.encoder.Encode(encode_request(room)))
+                    await w.until(lambda n=n: len(w.rank0.of(intake.Submit)) > n, "the submission")
+                for repeated, submit in enumerate(w.rank0.of(intake.Submit)[-2:]):
+                    await answer(w, submit, repeated=bool(repeated))
+                assert (await stays).accepted
+                await w.until(lambda: w.frontend.account.held_bytes == 0)
+            assert aborted_rooms(w) == []
 
-            [submit] = w.rank0.of(intake.Submit)
-            await w.rank0.send(*w.rank0.admit_and_credit(submit))
-            await w.until(lambda: w.frontend.account.held_bytes == 0, "the credit")
-            assert w.rank0.of(intake.Abort) == []
-            assert w.rank0.refused_rooms == []
+    asyncio.run(story())
+
+
+def test_a_call_given_up_for_a_room_that_was_taken_before_changes_nothing(world, encode_request):
+    async def story():
+        async with world() as w:
+            assert (await w.encoder.Encode(encode_request(room=9))).accepted
+            w.rank0.policy = silent
+            submit = await given_up(w, encode_request(room=9))
+            await answer(w, submit, repeated=True)
+            await w.until(lambda: w.frontend.account.held_bytes == 0)
+            assert len(w.frontend._encode._withdrawals) == 0
+            assert aborted_rooms(w) == []
+
+    asyncio.run(story())
+
+
+def test_a_call_given_up_that_the_loop_refuses_aborts_nothing(world, encode_request):
+    async def story():
+        async with world() as w:
+            w.rank0.policy = silent
+            submit = await given_up(w, encode_request(room=9))
+            refused = intake.Refused(seq=submit.seq, field="bootstrap_room", reason="room 9 is in use")
+            await w.rank0.send(refused, intake.Credit(seq=submit.seq))
+            await w.until(lambda: w.frontend.account.held_bytes == 0)
+            assert len(w.frontend._encode._withdrawals) == 0
+            assert aborted_rooms(w) == []
 
     asyncio.run(story())
 
@@ -370,6 +455,37 @@ def test_a_gateway_that_gives_up_before_the_hand_over_submits_nothing(world, enc
             await w.until(lambda: w.frontend.account.held_bytes == 0, "the bytes given back")
             await w.until(lambda: w.rank0.refused_rooms == [12], "the receivers told")
             assert w.rank0.of(intake.Submit) == []
+
+    asyncio.run(story())
+
+
+def test_calls_come_in_while_a_message_waits_to_be_looked_at(world, encode_request):
+    """Its read has ended, and must not be hurried for the sake of those who wait for its place."""
+    import threading
+
+    async def story():
+        async with world(max_pixel_mib=96) as w:
+            service, gate = w.frontend._encode, w.frontend._gate
+            service.keys = gated = Gated(service.keys, threading.Event())
+            calls = []
+            for room in (1, 2):  # both threads of the intake
+                gated.entered = False
+                calls.append(w.encoder.Encode(encode_request(room)))
+                await w.until(lambda: gated.entered, "the request in its thread")
+            channels = [w.connect(), w.connect()]
+            for room, channel in enumerate(channels, 3):
+                encode = channel.unary_unary("/tokenspeed.grpc.encoder.TokenSpeedEncoder/Encode")
+                calls.append(encode(encode_request(room).SerializeToString()))
+                if room == 3:
+                    await w.until(
+                        lambda: len(service._running) == 3, "a message that no thread has looked at"
+                    )
+            await w.until(lambda: gate.waiting == 1, "a call behind it")
+            gated.release.set()
+            await asyncio.gather(*calls)
+            assert {submit.room for submit in w.rank0.of(intake.Submit)} == {1, 2, 3, 4}
+            await w.until(lambda: w.frontend.account.held_bytes == 0, "every place given back")
+            await asyncio.gather(*(channel.close() for channel in channels))
 
     asyncio.run(story())
 

@@ -123,7 +123,8 @@ def test_a_worker_that_is_told_to_stop_finishes_what_it_accepted(process, rank0_
 
 
 def test_a_loop_that_does_not_finish_in_time_is_a_failure_with_a_reason(process, rank0_at):
-    p = process(**{"drain-seconds": 0.2})
+    times = {"drain-seconds": 0.2, "transfer-timeout-seconds": 0.5, "quarantine-seconds": 1}
+    p = process(**times)
 
     async def story():
         async with rank0_at(p.run_dir, p.bootstrap_port, p.metrics_port) as rank0:

@@ -7,7 +7,7 @@ from encodepool_worker.wire.intake import State
 
 
 def state(turn_s=0.0, **facts):
-    known = {"routed": True, "ready": True, "draining": False, "queue_items": 0, "queue_cost": 0}
+    known = {"routed": True, "queue_items": 0, "queue_cost": 0}
     return State(turn_s=turn_s, **(known | facts))
 
 
@@ -18,8 +18,7 @@ def ready(health, now_s, n_routed=1, serving=True):
 @pytest.mark.parametrize(
     ("report", "n_routed", "serving", "reason"),
     [
-        (None, 1, True, "the loop has not reported yet"),
-        (state(ready=False), 1, True, "the model is loading"),
+        (None, 1, True, "the loop has not reported yet: the model is loading"),
         (state(routed=False), 1, True, "the loop is not registered yet"),
         (state(), 0, True, "0 of 1 ranks are in the route table"),
         (state(), 1, False, "the gRPC port is not open"),
@@ -41,7 +40,7 @@ def test_ready_stays_when_a_rank_is_looked_up_less_or_the_loop_is_busy():
     health = Health(1)
     health.heard(state(0.0))
     assert ready(health, 0.0).good
-    health.heard(state(1.0, ready=False, queue_items=100))
+    health.heard(state(1.0, queue_items=100))
     assert ready(health, 5.9).good
 
 

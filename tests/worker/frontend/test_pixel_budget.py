@@ -17,55 +17,105 @@ from encodepool_worker.wire import intake
 ENCODE = "/tokenspeed.grpc.encoder.TokenSpeedEncoder/Encode"
 
 
-def test_silent_calls_hold_the_budget_for_a_while_and_loads_are_answered_meanwhile(world, encode_request):
-    async def story():
-        async with world(max_pixel_mib=64) as w:
-            account = w.frontend.account
-            silent = [w.channel.stream_unary(ENCODE)() for _ in range(2)]
-            await w.until(lambda: account.held_bytes == 64 * MIB, "a full budget")
+def silent_calls(channel, n):
+    """Calls that are opened and then send nothing."""
+    return [channel.stream_unary(ENCODE)() for _ in range(n)]
 
-            waiting = asyncio.ensure_future(w.encoder.Encode(encode_request()))
-            await w.until(lambda: w.frontend._gate.waiting == 1, "a waiting call")
+
+def test_clients_go_on_while_sixteen_silent_calls_stand(world, encode_request, clock):
+    """Silent calls of new connections share one place; whoever comes new gets it within its patience."""
+
+    async def story():
+        async with world(max_pixel_mib=96) as w:
+            gate, account = w.frontend._gate, w.frontend.account
+            gate.hurried_s = 1.0
+            assert (await w.encoder.Encode(encode_request(1))).accepted  # its connection is known now
+            channels = [w.connect() for _ in range(5)]
+            silent = [call for channel in channels[:4] for call in silent_calls(channel, 4)]
+            await w.until(lambda: gate.waiting + account.readers == 16, "the silent calls")
+            assert account.readers == 1
+
+            began_s = clock()
+            for room in range(2, 22):
+                assert (await w.encoder.Encode(encode_request(room))).accepted
+            known_s = clock() - began_s
             loads = await asyncio.wait_for(w.scheduler.GetLoads(pb2.GetLoadsRequest()), 2)
             assert len(loads.loads) == 1
             assert (await w.probe("/readyz"))[0] == 200
-            assert await w.metric("encodepool_requests_waiting") == 1
-            assert not waiting.done()
+            assert gate.waiting >= 14, "they still stand"
 
-            silent[0].cancel()
-            assert (await waiting).accepted
-            assert [type(message) for message, _ in w.rank0.received] == [intake.Submit]
-            silent[1].cancel()
-            await w.until(lambda: account.held_bytes == 0)
+            began_s = clock()
+            newcomer = channels[4].unary_unary(ENCODE)
+            await newcomer(encode_request(30).SerializeToString())
+            new_s = clock() - began_s
+            print(
+                f"20 calls of a known connection took {known_s:.3f} s, the first of a new one {new_s:.3f} s"
+            )
+            assert known_s < 5
+            assert new_s < 5, "one patience, not one for each silent call"
+
+            for call in silent:
+                call.cancel()
+            await w.until(lambda: account.held_bytes == 0, "the places given back")
+            await asyncio.gather(*(channel.close() for channel in channels))
 
     asyncio.run(story())
 
 
-def test_a_message_that_does_not_arrive_in_time_gives_its_room_back(world, encode_request):
+def test_a_known_connection_that_goes_silent_leaves_a_place_to_the_others(world, encode_request):
     async def story():
-        async with world(max_pixel_mib=64) as w:
-            w.frontend._encode.read_s = 0.3
-            silent = [w.channel.stream_unary(ENCODE)() for _ in range(2)]
-            await w.until(lambda: w.frontend.account.readers == 2)
-            assert (await w.encoder.Encode(encode_request())).accepted
+        async with world(max_pixel_mib=96) as w:
+            other = w.connect()
+            encode = other.unary_unary(ENCODE)
+            for room, call in ((1, w.encoder.Encode), (2, lambda r: encode(r.SerializeToString()))):
+                await call(encode_request(room))
+            silent = silent_calls(w.channel, 8)
+            await w.until(lambda: w.frontend._gate.waiting == 7, "the silent calls")
+            for room in range(3, 13):
+                await asyncio.wait_for(encode(encode_request(room).SerializeToString()), 2)
             for call in silent:
+                call.cancel()
+            await w.until(lambda: w.frontend.account.held_bytes == 0)
+            await other.close()
+
+    asyncio.run(story())
+
+
+def test_a_message_that_does_not_arrive_in_time_gives_its_place_back(world, encode_request):
+    async def story():
+        async with world(max_pixel_mib=96) as w:
+            w.frontend._encode.read_s = 0.3
+            [silent] = silent_calls(w.channel, 1)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await silent
+            assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert error.value.details() == "the message did not arrive within 0.3 s"
+            await w.until(lambda: w.frontend.account.held_bytes == 0)
+
+            w.frontend._encode.read_s = 30.0
+            w.frontend._gate.hurried_s = 0.2
+            for call in (silent := silent_calls(w.channel, 2)):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await call
-                assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                assert error.value.details() == "the message did not arrive within 0.3 s"
+                if call is silent[0]:
+                    assert "within 0.2 s, and others wait" in error.value.details()
+                    call = silent[1]
+                    break
+            call.cancel()
+            assert (await w.encoder.Encode(encode_request())).accepted
 
     asyncio.run(story())
 
 
 def test_a_call_whose_deadline_passes_while_it_waits_is_forgotten(world, encode_request):
     async def story():
-        async with world(max_pixel_mib=64) as w:
-            silent = [w.channel.stream_unary(ENCODE)() for _ in range(2)]
-            await w.until(lambda: w.frontend.account.readers == 2)
+        async with world(max_pixel_mib=96) as w:
+            silent = silent_calls(w.channel, 2)
+            await w.until(lambda: w.frontend._gate.waiting == 1)
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await w.encoder.Encode(encode_request(), timeout=0.3)
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await w.until(lambda: w.frontend._gate.waiting == 0)
+            await w.until(lambda: w.frontend._gate.waiting == 1)
             for call in silent:
                 call.cancel()
             await w.until(lambda: w.frontend.account.held_bytes == 0)
@@ -76,7 +126,7 @@ def test_a_call_whose_deadline_passes_while_it_waits_is_forgotten(world, encode_
 
 def test_a_gateway_that_dies_in_the_middle_of_a_message_gives_its_room_back(world):
     async def story():
-        async with world(max_pixel_mib=64) as w:
+        async with world(max_pixel_mib=96) as w:
             channel = w.connect()
             silent = channel.stream_unary(ENCODE)()
             await w.until(lambda: w.frontend.account.readers == 1)
@@ -89,7 +139,7 @@ def test_a_gateway_that_dies_in_the_middle_of_a_message_gives_its_room_back(worl
 
 def test_a_message_above_the_limit_is_refused_and_gives_its_room_back(world, encode_request):
     async def story():
-        async with world(max_pixel_mib=2) as w:
+        async with world(max_pixel_mib=3) as w:
             assert w.frontend.account.limits.message_bytes == MIB
             code, text = await w.refusal(encode_request(h=16, w=12))
             assert (code, "larger than max" in text) == ("RESOURCE_EXHAUSTED", True)
@@ -103,7 +153,7 @@ def test_a_full_queue_of_pixels_refuses_at_once_and_recovers_with_the_credits(wo
     """The loop keeps 384 KiB items until 1 MiB is full; what follows is told, not left waiting."""
 
     async def story():
-        async with world(max_pixel_mib=2) as w:
+        async with world(max_pixel_mib=3) as w:
             w.rank0.policy = w.rank0.admit
             for room in (1, 2):
                 await w.encoder.Encode(encode_request(room, h=8, w=8))
@@ -112,9 +162,7 @@ def test_a_full_queue_of_pixels_refuses_at_once_and_recovers_with_the_credits(wo
             await w.until(lambda: w.rank0.refused_rooms == [3], "the receivers told", timeout_s=1)
 
             for submit in w.rank0.of(intake.Submit):
-                await w.rank0.send(
-                    intake.Credit(seq=submit.seq, cost=submit.cost, pixel_bytes=submit.pixel_bytes)
-                )
+                await w.rank0.send(intake.Credit(seq=submit.seq))
             await w.until(lambda: w.frontend.account.held_bytes == 0, "the credits")
             assert (await w.encoder.Encode(encode_request(4, h=8, w=8))).accepted
 

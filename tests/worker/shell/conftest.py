@@ -6,15 +6,18 @@ import shutil
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import zmq
 
-from encodepool_worker.errors import TowerError
+from encodepool_worker.errors import GroupLost, TowerError
 from encodepool_worker.settings import Settings
+from encodepool_worker.shell.follower import Follower
 from encodepool_worker.shell.rank import Rank, engine_maker
+from encodepool_worker.shell.tiers import plan_tiers
 from encodepool_worker.towers.base import TowerItem, VisionTower
 from encodepool_worker.transport.tcp_faults import Fault
 from encodepool_worker.types import Grid, Modality, Receiver, TowerSpec
@@ -60,7 +63,7 @@ class WholeNumberTower(VisionTower):
     def row_width(self) -> int:
         return (1 + SPEC.levels) * SPEC.hidden
 
-    def encode(self, items):
+    def encode(self, items, *, batch=0):
         assert self.gate.wait(30)
         self.batches.append(len(items))
         return torch.cat([self.rows(item.pixels) for item in items])
@@ -152,7 +155,8 @@ class RouteTable(http.server.BaseHTTPRequestHandler):
     """The part of a bootstrap server that a rank talks to."""
 
     def do_PUT(self):
-        self.server.body = self.rfile.read(int(self.headers["Content-Length"]))
+        registration = decode_registration(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.ranks[registration.rank] = registration
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -174,7 +178,7 @@ class Prefill:
         self.status = rig.context.socket(zmq.PULL)
         self.status_port = self.status.bind_to_random_port("tcp://127.0.0.1")
 
-    def announce(self, room, *, row_start=0, n_rows=N_TOKENS, fanout=1, span=N_TOKENS):
+    def announce(self, room, *, row_start=0, n_rows=N_TOKENS, fanout=1, span=N_TOKENS, rank=0):
         receiver = Receiver(
             session=self.engine.session,
             host="127.0.0.1",
@@ -189,7 +193,8 @@ class Prefill:
             row_start=row_start,
             span=span,
         )
-        self.rig.control.send_multipart(encode_transfer_info(room, receiver))
+        self.rank = rank
+        self.rig.controls[rank].send_multipart(encode_transfer_info(room, receiver))
         return self
 
     def freeze_with_a_write(self):
@@ -202,7 +207,7 @@ class Prefill:
         """(room, status) of the next status frame."""
         assert self.status.poll(seconds * 1000), "no status frame came"
         room, status, rank = decode_status(self.status.recv_multipart())
-        assert rank == 0
+        assert rank == self.rank
         return room, status
 
     def received(self):
@@ -213,15 +218,42 @@ class Prefill:
         self.engine.close()
 
 
+class FollowerThread(threading.Thread):
+    """A follower until its end; ``lost`` is what it raised."""
+
+    def __init__(self, follower):
+        super().__init__(daemon=True)
+        self.follower = follower
+        self.lost = None
+        self.start()
+
+    def run(self):
+        try:
+            self.follower.run()
+        except GroupLost as lost:
+            self.lost = str(lost)
+        self.follower.close()
+
+
 class Rig:
     """One rank with its loop running, the frontend's end of its sockets, and prefill ranks."""
 
-    def __init__(self, run_dir, tower, make_pixels, wait_until, **settings):
+    def __init__(
+        self,
+        run_dir,
+        tower,
+        make_pixels,
+        wait_until,
+        tiers=None,
+        follower_tower=None,
+        stale=None,
+        **settings,
+    ):
         self.tower = tower
         self.make_pixels = make_pixels
         self.wait_until = wait_until
         self.server = http.server.HTTPServer(("127.0.0.1", 0), RouteTable)
-        self.server.body = None
+        self.server.ranks = {}
         self.server_thread = threading.Thread(
             target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )
@@ -238,30 +270,54 @@ class Rig:
         self.make_engine = engine_maker(self.settings)
         self.crashes = []
         self.routed = threading.Event()
+        self.tiers = tiers or plan_tiers(self.settings, torch.device("cpu"))
         self.rank = Rank(
             self.settings,
             tower,
             self.make_engine,
-            pinned=False,
+            tiers=self.tiers,
             crash=self.crashes.append,
             on_routed=self.routed.set,
         )
         self.loop_thread = threading.Thread(target=self.rank.loop.run, daemon=True)
         self.loop_thread.start()
+        self.followers = []
+        if stale is not None:
+            self.follow(1, **stale).join(10)
+        for number in range(1, self.settings.tensor_parallel_size):
+            self.follow(number, follower_tower)
         assert self.routed.wait(10)
-        self.registration = decode_registration(self.server.body)
 
         self.context = zmq.Context()
         self.intake = self.context.socket(zmq.PUSH)
         self.intake.connect(f"ipc://{run_dir}/intake.ipc")
         self.back = self.context.socket(zmq.PULL)
         self.back.connect(f"ipc://{run_dir}/back.ipc")
-        self.control = self.context.socket(zmq.PUSH)
-        self.control.connect(f"tcp://{self.registration.host}:{self.registration.port}")
+        self.controls = {}
+        for rank, registration in self.server.ranks.items():
+            self.controls[rank] = self.context.socket(zmq.PUSH)
+            self.controls[rank].connect(f"tcp://{registration.host}:{registration.port}")
         self.prefills = []
         self.heard = []
         self.left_behind = 0
         self.next_seq = 1
+
+    def follow(self, number, tower=None, **changes):
+        """Another rank of the group, with a copy of the tower, in a thread."""
+        follower = Follower(
+            replace(self.settings, rank=number, **changes),
+            tower or self.tower,
+            self.make_engine,
+            parallel=None,
+            tiers=self.tiers,
+            address=self.rank.server.address,
+            token=self.rank.server.token,
+            crash=self.crashes.append,
+            on_welcome=lambda: None,
+        )
+        thread = FollowerThread(follower)
+        self.followers.append(thread)
+        return thread
 
     def prefill(self, **options):
         self.prefills.append(Prefill(self, **options))
@@ -321,9 +377,12 @@ class Rig:
             self.loop_thread.join(seconds)
         assert not self.loop_thread.is_alive(), "the loop did not end"
         self.rank.close()
+        for follower in self.followers:
+            follower.join(seconds)
+            assert not follower.is_alive()
         for prefill in self.prefills:
             prefill.close()
-        for socket in (self.intake, self.back, self.control):
+        for socket in (self.intake, self.back, *self.controls.values()):
             socket.close(linger=0)
         self.context.term()
         self.server.shutdown()

@@ -1,4 +1,4 @@
-"""A worker's first process as process 1 of a container, for which the kernel drops unhandled signals."""
+"""A program's first process as process 1 of a container, for which the kernel drops unhandled signals."""
 
 import os
 import signal
@@ -36,8 +36,9 @@ def as_process_1():
         process.stdout.close()
 
 
-def test_sigterm_counts_before_the_command_line_is_even_read(as_process_1):
-    process, first = as_process_1("encodepool_worker.cli")
+@pytest.mark.parametrize("module", ["encodepool_worker.cli", "encodepool_operator.cli"])
+def test_sigterm_counts_before_the_command_line_is_even_read(as_process_1, module):
+    process, first = as_process_1(module)
     os.kill(first, signal.SIGTERM)
     assert process.wait(20) == 143
 

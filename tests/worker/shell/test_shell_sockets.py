@@ -59,7 +59,7 @@ class Ears:
         self.crashes = []
         common = {"inbox": self.inbox, "metrics": self.metrics, "crash": self.crashes.append}
         self.intake = IntakeSocket(context, run_dir, spec=spec, pixels=self.pixels, **common)
-        self.control = ControlSocket(context, "127.0.0.1", **common)
+        self.control = ControlSocket("127.0.0.1", rank=0, **common)
         self.frontend = connect(zmq.PUSH, f"ipc://{run_dir}/intake.ipc")
         self.peer = connect(zmq.PUSH, f"tcp://127.0.0.1:{self.control.port}")
 
@@ -192,11 +192,11 @@ def test_a_submission_that_comes_after_the_end_leaves_no_pixels(ears, wait_until
 
 def test_answers_are_kept_for_a_frontend_that_comes_late_and_states_are_not(context, connect, short_dir):
     back = BackChannel(context, short_dir)
-    state = {"turn_s": 1.0, "routed": False, "ready": True, "draining": False}
+    state = {"turn_s": 1.0, "routed": False}
     back.send(intake.State(**state, queue_items=0, queue_cost=0))
     back.send(intake.Admitted(seq=1))
     back.send(intake.State(**state, queue_items=1, queue_cost=0))
-    back.send(intake.Credit(seq=1, cost=4, pixel_bytes=8))
+    back.send(intake.Credit(seq=1))
     assert back.has_unsent
 
     frontend = connect(zmq.PULL, f"ipc://{short_dir}/back.ipc")
@@ -205,7 +205,7 @@ def test_answers_are_kept_for_a_frontend_that_comes_late_and_states_are_not(cont
         back.flush()
         if frontend.poll(20):
             got.append(intake.decode(frontend.recv_multipart())[0])
-    assert got == [intake.Admitted(seq=1), intake.Credit(seq=1, cost=4, pixel_bytes=8)]
+    assert got == [intake.Admitted(seq=1), intake.Credit(seq=1)]
     assert not back.has_unsent
     back.close()
 

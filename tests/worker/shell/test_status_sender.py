@@ -20,7 +20,7 @@ def open_sender():
     metrics = Metrics()
 
     def open_it(**limits):
-        sender = StatusSender(3, metrics, crashes.append, **limits)
+        sender = StatusSender(metrics, crashes.append, **limits)
         opened.append(sender)
         return sender, metrics
 
@@ -56,8 +56,8 @@ def receive(socket, seconds=5):
 def test_a_status_arrives_with_room_and_rank(open_sender, receiver):
     sender, _ = open_sender()
     socket, port = receiver()
-    sender.send(("127.0.0.1", port), 7, Status.SUCCESS)
-    sender.send(("127.0.0.1", port), 8, Status.FAILED)
+    sender.send(("127.0.0.1", port), 7, Status.SUCCESS, 3)
+    sender.send(("127.0.0.1", port), 8, Status.FAILED, 3)
     assert receive(socket) == (7, Status.SUCCESS, 3)
     assert receive(socket) == (8, Status.FAILED, 3)
 
@@ -68,7 +68,7 @@ def test_ipv6_receivers_are_reached(open_sender, receiver):
         socket, port = receiver("[::1]")
     except zmq.ZMQError:
         pytest.skip("this machine has no IPv6")
-    sender.send(("::1", port), 7, Status.SUCCESS)
+    sender.send(("::1", port), 7, Status.SUCCESS, 3)
     assert receive(socket) == (7, Status.SUCCESS, 3)
 
 
@@ -82,16 +82,16 @@ def test_a_receiver_that_is_gone_costs_a_bounded_number_of_frames_and_nobody_els
     socket, port = receiver()
     started_s = time.monotonic()
     for room in range(2000):
-        sender.send(("127.0.0.1", dead_port), room, Status.FAILED)
+        sender.send(("127.0.0.1", dead_port), room, Status.FAILED, 3)
     assert time.monotonic() - started_s < 2
-    sender.send(("127.0.0.1", port), 5, Status.SUCCESS)
+    sender.send(("127.0.0.1", port), 5, Status.SUCCESS, 3)
     assert receive(socket) == (5, Status.SUCCESS, 3)
     wait_until(lambda: metrics.snapshot().get(DROPPED, 0) >= 1980)
 
 
 def test_a_host_that_is_no_address_is_dropped_and_counted(open_sender, wait_until):
     sender, metrics = open_sender()
-    sender.send(("prefill.example", 5000), 7, Status.FAILED)
+    sender.send(("prefill.example", 5000), 7, Status.FAILED, 3)
     wait_until(lambda: metrics.snapshot().get(DROPPED) == 1)
     assert sender.n_endpoints == 0
 
@@ -99,10 +99,10 @@ def test_a_host_that_is_no_address_is_dropped_and_counted(open_sender, wait_unti
 def test_unused_endpoints_are_closed_without_anything_else_happening(open_sender, receiver, wait_until):
     sender, _ = open_sender(unused_after_s=0.2)
     socket, port = receiver()
-    sender.send(("127.0.0.1", port), 7, Status.SUCCESS)
+    sender.send(("127.0.0.1", port), 7, Status.SUCCESS, 3)
     assert receive(socket) == (7, Status.SUCCESS, 3)
     wait_until(lambda: sender.n_endpoints == 0)
-    sender.send(("127.0.0.1", port), 8, Status.SUCCESS)
+    sender.send(("127.0.0.1", port), 8, Status.SUCCESS, 3)
     assert receive(socket) == (8, Status.SUCCESS, 3)
 
 
@@ -110,26 +110,26 @@ def test_the_least_used_endpoint_makes_room_for_a_new_one(open_sender, receiver,
     sender, _ = open_sender(max_endpoints=2)
     sockets = [receiver() for _ in range(3)]
     for room, (_, port) in enumerate(sockets):
-        sender.send(("127.0.0.1", port), room, Status.SUCCESS)
+        sender.send(("127.0.0.1", port), room, Status.SUCCESS, 3)
     for room, (socket, _) in enumerate(sockets):
         assert receive(socket)[0] == room
     assert sender.n_endpoints == 2
 
 
 def test_closing_sends_what_waits(receiver):
-    sender = StatusSender(0, Metrics(), pytest.fail)
+    sender = StatusSender(Metrics(), pytest.fail)
     socket, port = receiver()
     for room in range(100):
-        sender.send(("127.0.0.1", port), room, Status.FAILED)
+        sender.send(("127.0.0.1", port), room, Status.FAILED, 3)
     sender.close()
     assert [receive(socket)[0] for _ in range(100)] == list(range(100))
 
 
 def test_closing_does_not_wait_long_for_a_dead_receiver(receiver):
-    sender = StatusSender(0, Metrics(), pytest.fail)
+    sender = StatusSender(Metrics(), pytest.fail)
     socket, port = receiver()
     socket.close()
-    sender.send(("127.0.0.1", port), 1, Status.FAILED)
+    sender.send(("127.0.0.1", port), 1, Status.FAILED, 3)
     started_s = time.monotonic()
     sender.close()
     assert time.monotonic() - started_s < 3
@@ -139,12 +139,12 @@ def test_more_endpoints_than_sockets_cost_frames_and_not_the_worker(open_sender,
     """Frames name the endpoints, and anyone can send frames. The fixture sees to the crashes."""
     sender, metrics = open_sender(max_endpoints=4)
     for number in range(1, 200):
-        sender.send((f"127.1.0.{number}", 5000), 7, Status.FAILED)  # nobody takes them: sockets linger
+        sender.send((f"127.1.0.{number}", 5000), 7, Status.FAILED, 3)  # nobody takes them: sockets linger
     wait_until(lambda: metrics.snapshot().get(DROPPED, 0) > 0)
     socket, port = receiver()
 
     def arrives():
-        sender.send(("127.0.0.1", port), 8, Status.SUCCESS)
+        sender.send(("127.0.0.1", port), 8, Status.SUCCESS, 3)
         return socket.poll(100)
 
     wait_until(arrives)

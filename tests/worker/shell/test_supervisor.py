@@ -120,7 +120,7 @@ def test_a_killed_child_is_named_with_its_signal(family):
     family.start()
     os.kill(family.wait_ready()[0], signal.SIGKILL)
     assert family.ended() == 1
-    assert family.termination_log.read_text() == "frontend was killed by SIGKILL (out of memory?)"
+    assert family.termination_log.read_text() == "frontend was killed by signal 9 (SIGKILL): out of memory?"
 
 
 def test_a_frozen_child_is_noticed_in_about_five_seconds(family):

@@ -4,12 +4,14 @@ import queue
 import time
 
 import pytest
+import torch
 
 from encodepool_worker.core.events import BatchEncoded, BatchFailed
 from encodepool_worker.core.instructions import Job, RunBatch
 from encodepool_worker.shell.metrics import Metrics
 from encodepool_worker.shell.pixels import Pixels, PixelTable
 from encodepool_worker.shell.store_memory import StoreMemory
+from encodepool_worker.shell.tiers import TierPlan
 from encodepool_worker.shell.tower_runner import RATE_TOKENS, TowerRunner
 from encodepool_worker.types import ByteRange, Grid, Item, Modality, RowLayout
 
@@ -19,16 +21,16 @@ N_TOKENS = 4
 
 
 class Bench:
-    def __init__(self, tower, make_pixels):
+    def __init__(self, tower, make_pixels, **options):
         self.tower = tower
         self.make_pixels = make_pixels
         self.answers = queue.Queue()
         self.crashes = []
         self.table = PixelTable()
-        self.memory = StoreMemory(64 * 1024, pinned=False)
+        self.memory = StoreMemory([TierPlan("host", 64 * 1024, torch.device("cpu"))])
         self.metrics = Metrics()
         self.runner = TowerRunner(
-            tower, self.table, self.memory, self.answers.put, self.metrics, self.crashes.append
+            tower, self.table, self.memory, self.answers.put, self.metrics, self.crashes.append, **options
         )
         self.next_entry = 1
 
@@ -121,6 +123,17 @@ def test_a_few_small_items_do_not_make_a_queue_look_endless(bench):
     started_s = time.monotonic()
     bench.run(bench.job())
     assert bench.runner.tokens_per_s > RATE_TOKENS / (time.monotonic() - started_s)
+
+
+def test_no_batch_counts_for_more_tokens_than_a_batch_may_have(tower, make_pixels):
+    """Else the wait for a worker of small batches would be predicted many times too short."""
+    bench = Bench(tower, make_pixels, full_tokens=8)
+    try:
+        bench.run(bench.job())
+        seconds = bench.metrics.snapshot()["encodepool_tower_seconds_total"]
+        assert bench.runner.tokens_per_s == pytest.approx(8 / seconds)
+    finally:
+        assert bench.runner.close()
 
 
 def test_a_batch_without_a_sound_item_says_nothing_about_the_pace(bench):

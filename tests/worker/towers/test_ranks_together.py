@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -316,3 +317,13 @@ def test_an_address_that_is_taken_or_not_ours_is_named(free_port):
 def test_a_rank_that_does_not_come_is_missed(free_port):
     with pytest.raises(GroupLost):
         join(0, 2, "127.0.0.1", free_port(), torch.device("cpu"), join_timeout_s=0.5)
+
+
+def test_a_rank_of_another_start_is_sent_away_before_it_is_one_of_the_group(free_port):
+    port, cpu = free_port(), torch.device("cpu")
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(join, 0, 2, "127.0.0.1", port, cpu, word="start 5", join_timeout_s=3)
+        with pytest.raises(ConfigError, match="another start of the group: start 4, rank 0 is start 5"):
+            join(1, 2, "127.0.0.1", port, cpu, word="start 4", join_timeout_s=30)
+        with pytest.raises(GroupLost):
+            leader.result(30)

@@ -224,7 +224,7 @@ def sender_of(inbox, region, nothing_left_over):
 
     def make(timeout_s=0.5, make_engine=None, **limits):
         make_engine = make_engine or (lambda: TcpEngine("127.0.0.1", timeout_s=timeout_s))
-        sender = Sender(make_engine, region.ptr, region.nbytes, inbox, SenderLimits(**{**QUICK, **limits}))
+        sender = Sender(make_engine, [region], inbox, SenderLimits(**{**QUICK, **limits}))
         made.append(sender)
         return sender
 
@@ -254,7 +254,7 @@ class ScriptedEngine:
         self.session = "127.0.0.1:9"
         self.closed = threading.Event()
 
-    def register(self, ptr, nbytes):
+    def register(self, ptr, nbytes, *, receives=True):
         pass
 
     def unregister(self, ptr):

@@ -233,7 +233,7 @@ def test_a_first_engine_that_cannot_be_made_is_an_error_at_once(region, inbox):
         raise TransportError("no such device")
 
     with pytest.raises(TransportError, match="no such device"):
-        Sender(make_engine, region.ptr, region.nbytes, inbox)
+        Sender(make_engine, [region], inbox)
 
 
 def test_many_peers_many_writes_under_faults_are_all_answered(sender_of, receiver_of, send, inbox):

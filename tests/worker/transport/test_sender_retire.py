@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from encodepool_worker.errors import WriteTimedOut
+from encodepool_worker.errors import WriteTimedOut, WriteTorn
 from encodepool_worker.transport.base import Failed, Settled
 from encodepool_worker.transport.sender import Sender
 from encodepool_worker.transport.sender_types import SenderLimits
@@ -57,8 +57,34 @@ def test_a_request_made_while_the_failure_is_being_told_is_not_lost(
         if isinstance(event, Failed):
             sender.retire(event.write_id)
 
-    sender = Sender(script.make, region.ptr, region.nbytes, post, LIMITS)
+    sender = Sender(script.make, [region], post, LIMITS)
     number = send(sender, address("p:1"))
     assert inbox.settled(number) == Settled(number, by_probe=False)
     assert script.made[0].closed.is_set()
     sender.close()
+
+
+@pytest.mark.parametrize(("error", "registers"), [(WriteTorn, False), (WriteTimedOut, True)])
+def test_the_engine_of_a_late_write_is_closed_although_its_peer_has_moved_on(
+    sender_of, send, inbox, script, address, error, registers
+):
+    """A torn write, or a peer that registers anew, moves the peer to another engine: not its late write."""
+    silent, never = threading.Event(), threading.Event()
+    # Longer than the probe timeout: silent, not refused.
+    script.probe = lambda engine, session: not silent.is_set() or never.wait(0.3)
+    sender = sender_of(make_engine=script.make, probe_timeout_s=0.2, max_unsettled_s=30.0)
+    inbox.answer(send(sender, address("p:1")))
+    [wrote] = {engine for engine, _ in script.writes}
+
+    def write(engine, session, slices):
+        silent.set()
+        if registers:
+            sender.registered(session)
+        raise error("some of it is under way")
+
+    script.write = write
+    number = send(sender, address("p:1"))
+    assert inbox.answer(number).may_land_late
+    sender.retire(number)
+    assert inbox.settled(number) == Settled(number, by_probe=False)
+    assert script.made[wrote].closed.is_set()

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -79,6 +80,25 @@ def test_a_dropped_write_fails_at_once_and_never_lands(pair):
     assert target.memory[0] == 0
     writer.write(written.session, [(source.ptr, target.ptr, 100)])
     assert target.memory[0] == 1
+
+
+def test_a_truncated_write_fails_at_once_and_leaves_half_of_it(pair):
+    writer, source, written, target = pair
+    source.fill(1)
+    written.faults.plan(Fault.TRUNCATE)
+    with pytest.raises(WriteRefused):
+        writer.write(written.session, [(source.ptr, target.ptr, 100)])
+    assert target.memory[:100] == b"\1" * 50 + bytes(50)
+
+
+def test_a_write_that_lands_backwards_is_whole_in_the_end(pair):
+    writer, source, written, target = pair
+    source.memory[:20000] = bytes(i % 251 for i in range(20000))
+    written.faults.plan(Fault.REORDER)
+    writer.write(
+        written.session, [(source.ptr, target.ptr, 9999), (source.ptr + 9999, target.ptr + 9999, 10001)]
+    )
+    assert target.memory[:20000] == source.memory[:20000]
 
 
 def test_a_corrupted_write_succeeds_with_one_wrong_bit(pair):
@@ -166,6 +186,18 @@ def test_a_peer_that_restarted_on_its_port_is_reached_again(pair, make_region):
     writer.write(again.session, [(source.ptr, target.ptr, 100)])
     assert target.memory[0] == 6
     again.close()
+
+
+def test_connections_to_peers_that_are_gone_do_not_pile_up(pair):
+    """Every receiver that starts has a session of its own, and a worker lives for weeks."""
+    writer, source, written, target = pair
+    for _ in range(5):
+        with closing(TcpEngine()) as receiver:
+            receiver.register(target.ptr, target.nbytes)
+            writer.write(receiver.session, [(source.ptr, target.ptr, 100)])
+    writer.write(written.session, [(source.ptr, target.ptr, 100)])
+    assert list(writer._idle) == [written.session]
+    assert len(writer._open) == 1
 
 
 def test_many_threads_may_write_at_once(pair):

@@ -40,12 +40,11 @@ MESSAGES = [
     (intake.Abort(room=5, reason="gone"), []),
     (intake.Drain(deadline_s=99.0), []),
     (intake.Admitted(seq=1), []),
+    (intake.Admitted(seq=2, repeated=True), []),
     (intake.Refused(seq=1, field="room", reason="taken"), []),
-    (intake.Credit(seq=1, cost=4, pixel_bytes=256), []),
+    (intake.Credit(seq=1), []),
     (
-        intake.State(
-            turn_s=1.0, routed=True, ready=False, draining=False, queue_items=1, queue_cost=2, batch_age_s=0.5
-        ),
+        intake.State(turn_s=1.0, routed=True, queue_items=1, queue_cost=2, batch_age_s=0.5),
         [],
     ),
     (intake.Drained(), []),
@@ -60,9 +59,7 @@ def test_every_message_survives_the_wire(message, payloads):
 
 
 def test_a_header_is_these_bytes():
-    assert encode(intake.Credit(seq=1, cost=2, pixel_bytes=3)) == [
-        b"\x85\xa4type\xa6Credit\xa1v\x01\xa3seq\x01\xa4cost\x02\xabpixel_bytes\x03"
-    ]
+    assert encode(intake.Credit(seq=1)) == [b"\x83\xa4type\xa6Credit\xa1v\x02\xa3seq\x01"]
 
 
 def test_payloads_are_not_copied():
@@ -85,7 +82,7 @@ def test_a_submission_becomes_an_item():
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"v": 2}, "v"),
+        ({"v": 1}, "v"),
         ({"seq": -1}, "seq"),
         ({"room": -1}, "room"),
         ({"key": b"short"}, "key"),

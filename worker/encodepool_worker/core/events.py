@@ -108,6 +108,21 @@ class WriteSettled:
     by_probe: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Demoted:
+    """Answer to Demote: the rows of ``entry`` lie in both places, and nothing copies them any more."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemoteFailed:
+    """Answer to Demote: the copy is of no use, and nothing copies any more. The source is unharmed."""
+
+    entry: int
+    reason: str
+
+
 Event = (
     Submitted
     | Refused
@@ -120,4 +135,6 @@ Event = (
     | Written
     | WriteFailed
     | WriteSettled
+    | Demoted
+    | DemoteFailed
 )

@@ -70,10 +70,21 @@ def contract_problem(receiver: Receiver, layout: RowLayout) -> str | None:
     return None
 
 
+def block_of(n_tokens: int, n_ranks: int, fanout: int, rank: int) -> tuple[int, int]:
+    """Rows [start, stop) that encode rank ``rank`` serves: the shards of its ``fanout`` prefill ranks.
+
+    Prefill rank ``p`` speaks to encode rank ``p // fanout``, so they are adjacent.
+    """
+    shards = n_ranks * fanout
+    start, _ = balanced_shard(n_tokens, shards, rank * fanout)
+    _, stop = balanced_shard(n_tokens, shards, (rank + 1) * fanout - 1)
+    return start, stop
+
+
 def coverage_problem(
     receivers: Iterable[Receiver], n_tokens: int, block: tuple[int, int] | None = None
 ) -> str | None:
-    """Why these receivers together do not cover what this rank serves.
+    """Why these receivers together do not cover what their rank serves.
 
     Right are: all of them want all rows, or their shards tile ``block`` [start, stop) exactly,
     without gap, overlap or missing end. A rank that serves some of the prefill ranks has

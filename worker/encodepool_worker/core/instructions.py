@@ -8,9 +8,13 @@ from ..types import ByteRange, Item, Receiver, Slice, Status
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Tell the frontend that submission ``seq`` was taken. No answer."""
+    """Tell the frontend that submission ``seq`` was taken. No answer.
+
+    ``repeated``: its room had the same item already, from an earlier submission.
+    """
 
     seq: int
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,31 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """Run the tower. Answer: BatchEncoded or BatchFailed. One batch at a time."""
+    """Run the tower, on every rank. Answer: BatchEncoded or BatchFailed. One batch at a time."""
 
     batch: int
     jobs: tuple[Job, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Demote:
+    """Copy the rows of ``entry`` from the first tier into the second, on every rank.
+
+    Answer: Demoted or DemoteFailed.
+
+    ``source`` and ``target`` hold the same number of bytes, cut differently. Until the answer the
+    source stays as it is and may be read by writes as well; nobody else uses the target. An entry
+    has one copy under way at most.
+    """
+
+    entry: int
+    source: tuple[ByteRange, ...]
+    target: tuple[ByteRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
-    """Write to a receiver. Answer: Written or WriteFailed."""
+    """Write to a receiver, from the store of its rank. Answer: Written or WriteFailed."""
 
     write: int
     room: int
@@ -74,12 +94,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class RetireEngine:
-    """Late writes pin too many bytes: close the engine that carries late write ``write``.
+    """Late writes pin too many bytes, or the drain's time is up: close the engine of late write ``write``.
 
-    Answer: WriteSettled(by_probe=False) for every late write of that engine, one each as ever.
+    It is one of rank ``rank``. Answer: WriteSettled(by_probe=False) for every late write of that
+    engine, one each as ever.
     """
 
     write: int
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +120,16 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """A room ended: count it, and log why when it failed. No answer."""
+    """A room ended: count it, and log why when it failed. No answer.
+
+    ``hit_tier`` is the tier in which its rows lay already (0, 1), None if the tower made them for
+    it; ``nbytes`` were written.
+    """
 
     room: int
     outcome: Outcome
     reason: str
-    hit: bool
+    hit_tier: int | None
     nbytes: int
 
 
@@ -118,6 +144,7 @@ Instruction = (
     | ReturnCredit
     | DropPixels
     | RunBatch
+    | Demote
     | Write
     | RetireEngine
     | SendStatus

@@ -1,24 +1,27 @@
 """The pipeline: events in, instructions out. Composes rooms, queue and store; does no I/O.
 
 Rooms decide about verdicts (``room``); ``rows`` decides who gets an entry when and what the tower
-does; here events find their room, effects become instructions, and late writes sit out their
-quarantine.
+does; ``late_writes`` keeps what may still be read; here events find their room, effects become
+instructions, and time passes.
 """
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ..errors import WorkerError
-from ..types import Item, RowLayout, Status
+from ..types import Item, Receiver, RowLayout, Status
 from . import room_events as on
+from .drain import DRAINING, Drain
 from .events import (
     Aborted,
     Announced,
     BatchEncoded,
     BatchFailed,
+    Demoted,
+    DemoteFailed,
     DrainStarted,
     Event,
     Refused,
@@ -35,10 +38,10 @@ from .instructions import (
     Drained,
     Instruction,
     Refuse,
-    RetireEngine,
     SendStatus,
     Write,
 )
+from .late_writes import LateWrite, LateWrites
 from .limits import COUNTERS, PipelineLimits, PipelineSnapshot
 from .queue import Pixels
 from .room import RoomState
@@ -49,27 +52,13 @@ from .story import Story
 
 __all__ = ["Pipeline", "PipelineLimits", "PipelineSnapshot"]
 
-DRAINING = "the worker is draining"
-
 
 @dataclass(slots=True)
 class WriteUnderWay:
     room: int
-    session: str
+    receiver: Receiver
     entry: Entry
     nbytes: int
-
-
-@dataclass(slots=True)
-class LateWrite:
-    """A write that timed out at ``failed_s``; ``settled`` once the engine has let go of it."""
-
-    room: int
-    session: str
-    entry: Entry
-    failed_s: float
-    settled: bool = False
-    retired: bool = False
 
 
 class Pipeline:
@@ -89,11 +78,9 @@ class Pipeline:
         self._request_of: dict[int, tuple[str, int]] = {}
         self._n_writes = 0
         self._writes: dict[int, WriteUnderWay] = {}
-        self._late: dict[int, LateWrite] = {}
-        self._quarantine_ends: list[tuple[float, int]] = []  # heap of (when, write)
-        self._drain_deadline_s: float | None = None
-        self._stopped = False
-        self._drained = False
+        self._late = LateWrites(self._rows.store, limits.quarantine_s, limits.quarantine_bytes)
+        self._ends_left = 0  # rooms that may still be ended in this turn
+        self._drain = Drain()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Submitted: self._submitted,
             Refused: self._refused,
@@ -106,6 +93,8 @@ class Pipeline:
             Written: self._written,
             WriteFailed: self._write_failed,
             WriteSettled: self._write_settled,
+            Demoted: self._demoted,
+            DemoteFailed: self._demote_failed,
         }
         self._effects: dict[type[on.Effect], Callable[[int, Any], None]] = {
             on.Accept: self._accept,
@@ -130,16 +119,21 @@ class Pipeline:
         """Take all that has arrived, then decide once (so that batches form).
 
         ``now_s`` is monotonic. Raises WorkerError, and only for an answer that nobody asked for.
+        When very many rooms end by themselves at once, a turn ends some of them and
+        ``next_deadline_s`` asks for the next turn at once, so that no turn is long; what is given
+        to the tower meanwhile is never an item that should have ended.
         """
         self._now_s = max(self._now_s, now_s)
+        self._ends_left = self.limits.max_ends_per_turn
         self._pass_time()
         for event in events:
             self._handlers[type(event)](event)
         self._pass_time()
-        batch = self._rows.next_batch(self._now_s)
+        batch = None if self._is_behind else self._rows.next_batch(self._now_s)
         self._settle()
         if batch:
             self._out.append(batch)
+        self._rows.demote_ahead()
         self._finish_drain()
         out = self._out.copy()
         self._out.clear()
@@ -147,11 +141,11 @@ class Pipeline:
 
     def next_deadline_s(self) -> float | None:
         """When to call again with Tick at the latest, if nothing else happens."""
-        times = [self._rooms.next_deadline_s()]
-        if self._quarantine_ends:
-            times.append(self._quarantine_ends[0][0])
-        if not self._stopped:
-            times.append(self._drain_deadline_s)
+        times = (
+            self._rooms.next_deadline_s(),
+            self._late.next_end_s(),
+            self._drain.next_turn_s(self._now_s),
+        )
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def snapshot(self) -> PipelineSnapshot:
@@ -168,8 +162,8 @@ class Pipeline:
             batch_since_s=rows.batch_since_s,
             writes_in_flight=len(self._writes),
             writes_quarantined=len(self._late),
-            draining=self._drain_deadline_s is not None,
-            drained=self._drained,
+            draining=self._drain.begun,
+            drained=self._drain.drained,
             store=rows.store.snapshot(),
             counters=counters,
         )
@@ -185,16 +179,33 @@ class Pipeline:
     # --- time
 
     def _pass_time(self) -> None:
-        while self._quarantine_ends and self._quarantine_ends[0][0] <= self._now_s:
-            _, write = heapq.heappop(self._quarantine_ends)
-            late = self._late.pop(write)
-            self._rows.store.unpin(late.entry)
+        for late in self._late.over(self._now_s):
             self._feed(late.room, on.Settled(late.session))
-        for room in self._rooms.due(self._now_s):
-            self._note_expiry(self._rooms.state(room))
-            self._feed(room, on.Expired())
-        if self._past_drain_deadline and not self._stopped:
-            self._stop_all()
+        for room in islice(self._rooms.due(self._now_s), self._ends_left):
+            self._ends_left -= 1
+            self._expire(room)
+        if self._drain.must_stop(self._now_s):
+            self._drain.stop(self._rooms.live())
+            self._retire_engines()
+        while self._drain.has_doomed and self._ends_left:
+            self._ends_left -= 1
+            doomed, reason = self._drain.next_doomed()
+            if self._rooms.is_live(doomed):
+                self._feed(doomed, Aborted(doomed, reason))
+
+    def _expire_if_due(self, room: int) -> None:
+        """In a turn that is behind, a deadline must still come before what happens after it."""
+        if self._rooms.is_due(room, self._now_s):
+            self._expire(room)
+
+    def _expire(self, room: int) -> None:
+        self._note_expiry(self._rooms.state(room))
+        self._feed(room, on.Expired())
+
+    @property
+    def _is_behind(self) -> bool:
+        """Rooms should have ended, and this turn had no time for them."""
+        return self._drain.has_doomed or self._rooms.is_overdue(self._now_s)
 
     def _note_expiry(self, state: RoomState) -> None:
         if state in (RoomState.QUEUED, RoomState.ENCODING):
@@ -221,7 +232,7 @@ class Pipeline:
         """Why a request that would start a room cannot, with the field at fault."""
         if self._rooms.state(item.room) not in (RoomState.NEW, RoomState.ANNOUNCED):
             return None
-        if self._drain_deadline_s is not None:
+        if self._drain.begun:
             return "worker", DRAINING
         if self._rooms.state(item.room) is RoomState.NEW and self._is_full:
             return "worker", f"{self._rooms.n_live} rooms are open"
@@ -246,12 +257,13 @@ class Pipeline:
         self._feed(event.room, event)
 
     def _announced(self, event: Announced) -> None:
+        self._expire_if_due(event.room)
         state = self._rooms.state(event.room)
         full = state is RoomState.NEW and (self._is_full or self._is_full_of_announcements)
         self._feed(event.room, on.Spoke(event.receiver, self._stored(event.room)))
         if full:
             self._feed(event.room, Aborted(event.room, "too many rooms are open"))
-        elif state is RoomState.NEW and self._drain_deadline_s is not None:
+        elif state is RoomState.NEW and self._drain.begun:
             self._feed(event.room, Aborted(event.room, DRAINING))
 
     def _stored(self, room_id: int) -> RowLayout | None:
@@ -259,7 +271,7 @@ class Pipeline:
         room = self._rooms.get(room_id)
         if room is None or room.state is not RoomState.DONE or room.key is None:
             return None
-        if self._drained or self._stopped:
+        if self._drain.drained or self._drain.stopped:
             return None
         return self._rows.stored(room.key)
 
@@ -268,31 +280,22 @@ class Pipeline:
 
     # --- draining
 
-    @property
-    def _past_drain_deadline(self) -> bool:
-        return self._drain_deadline_s is not None and self._drain_deadline_s <= self._now_s
-
     def _drain_started(self, event: DrainStarted) -> None:
-        self._drain_deadline_s = event.deadline_s
-        for room in self._rooms.live():
-            if self._rooms.state(room) is RoomState.ANNOUNCED:
-                self._feed(room, Aborted(room, DRAINING))
-
-    def _stop_all(self) -> None:
-        """Once is enough: what comes later is refused. Failed rooms tell when it is safe."""
-        self._stopped = True
-        for room in self._rooms.live():
-            self._feed(room, Aborted(room, "the worker stopped before it was done"))
+        rooms = self._rooms.live()
+        announced = (room for room in rooms if self._rooms.state(room) is RoomState.ANNOUNCED)
+        self._drain.begin(event.deadline_s, announced)
 
     def _finish_drain(self) -> None:
         idle = not self._rooms.n_live and not self._writes and not self._late
-        if self._drain_deadline_s is not None and idle and not self._drained:
-            self._drained = True
+        if self._drain.begun and idle and not self._drain.drained:
+            self._drain.drained = True
             self._out.append(Drained())
 
     # --- answers
 
     def _batch_encoded(self, event: BatchEncoded) -> None:
+        for room in self._rows.batch_rooms():
+            self._expire_if_due(room)
         self._rows.encoded(event.batch, event.failures)
         self._settle()
 
@@ -303,42 +306,38 @@ class Pipeline:
     def _written(self, event: Written) -> None:
         write = self._answered(event.write)
         self._rows.wrote(write.room, write.nbytes)
-        self._feed(write.room, on.Landed(write.session))
+        self._feed(write.room, on.Landed(write.receiver.session))
 
     def _write_failed(self, event: WriteFailed) -> None:
         write = self._answered(event.write)
         self._counters["writes_failed"] += 1
         if event.may_land_late:
             self._counters["writes_late"] += 1
-            self._rows.store.pin(write.entry)
-            self._late[event.write] = LateWrite(write.room, write.session, write.entry, self._now_s)
-        self._feed(write.room, on.Missed(write.session, event.reason, event.may_land_late))
-        if self._rows.store.pinned_bytes > self.limits.quarantine_bytes:
-            self._retire_an_engine()
+            late = LateWrite(
+                write.room, write.receiver.session, write.entry, self._now_s, write.receiver.rank
+            )
+            self._late.add(event.write, late)
+        self._feed(write.room, on.Missed(write.receiver.session, event.reason, event.may_land_late))
+        self._retire_engines()
+
+    def _retire_engines(self) -> None:
+        given_up = self._late.engines_to_retire(at_once=self._drain.stopped)
+        self._counters["engines_retired"] += len(given_up)
+        self._out.extend(given_up)
 
     def _answered(self, write: int) -> WriteUnderWay:
         if write not in self._writes:
             raise WorkerError(f"answer for write {write}, which is not under way")
         return self._writes.pop(write)
 
-    def _retire_an_engine(self) -> None:
-        """The engine of the oldest late write that no one has let go of yet."""
-        for write, late in self._late.items():
-            if not late.settled and not late.retired:
-                late.retired = True
-                self._counters["engines_retired"] += 1
-                self._out.append(RetireEngine(write))
-                return
-
     def _write_settled(self, event: WriteSettled) -> None:
-        late = self._late.get(event.write)
-        if late is None or late.settled:
-            raise WorkerError(f"write {event.write} settled, but is not late")
-        late.settled = True
-        ends_s = late.failed_s + self.limits.quarantine_s
-        if event.by_probe:  # what was under way when the peer answered may still land
-            ends_s = max(ends_s, self._now_s + self.limits.quarantine_s)
-        heapq.heappush(self._quarantine_ends, (ends_s, event.write))
+        self._late.settle(event.write, by_probe=event.by_probe, now_s=self._now_s)
+
+    def _demoted(self, event: Demoted) -> None:
+        self._rows.demoted(event.entry)
+
+    def _demote_failed(self, event: DemoteFailed) -> None:
+        self._rows.not_demoted(event.entry)
 
     # --- effects of rooms
 
@@ -355,7 +354,7 @@ class Pipeline:
 
     def _accept(self, room: int, effect: on.Accept) -> None:
         self._counters["admitted"] += 1
-        self._out.append(Admit(effect.seq))
+        self._out.append(Admit(effect.seq, effect.repeated))
 
     def _decline(self, room: int, effect: on.Decline) -> None:
         self._counters["refused"] += 1
@@ -382,7 +381,7 @@ class Pipeline:
         slices = shard_slices(entry.layout, entry.extents, receiver)
         self._n_writes += 1
         nbytes = sum(piece.nbytes for piece in slices)
-        self._writes[self._n_writes] = WriteUnderWay(room, receiver.session, entry, nbytes)
+        self._writes[self._n_writes] = WriteUnderWay(room, receiver, entry, nbytes)
         self._counters["writes"] += 1
         self._out.append(Write(self._n_writes, room, receiver, slices))
 
@@ -395,8 +394,8 @@ class Pipeline:
         request = self._request_of.pop(room, None)
         if request is not None:
             del self._requests[request]
-        hit, nbytes = self._rows.summary(room)
-        self._out.append(Conclude(room, effect.outcome, effect.reason, hit, nbytes))
+        hit_tier, nbytes = self._rows.summary(room)
+        self._out.append(Conclude(room, effect.outcome, effect.reason, hit_tier, nbytes))
 
     def _count(self, room: int, effect: on.Count) -> None:
         self._counters[effect.counter] += 1

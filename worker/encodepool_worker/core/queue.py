@@ -1,7 +1,7 @@
 """What waits for the tower: one job per content key, whatever the number of rooms that want it.
 
-Order: jobs that a claimed room wants first, then admission. A job larger than half the store
-waits outside that order until it is claimed, so that it does not hold up the others.
+Order: jobs that a claimed room wants first, then admission. A job larger than half the store's
+first tier waits outside that order until it is claimed, so that it does not hold up the others.
 """
 
 import heapq
@@ -27,7 +27,7 @@ class QueuedJob:
     """Rows to be made: the item they are made from, and the rooms that wait for them.
 
     ``item`` and ``pixels`` are those of the first room that asked, which may have left since.
-    The entry will take ``nbytes``; ``oversize``: more than half the store.
+    The entry will take ``nbytes``; ``oversize``: more than half the first tier.
     """
 
     order: int
@@ -65,7 +65,7 @@ class BatchQueue:
 
     @property
     def oversize_claimed(self) -> bool:
-        """A job larger than half the store waits, and a claimed room wants it."""
+        """A job larger than half the first tier waits, and a claimed room wants it."""
         return self._n_oversize_claimed > 0
 
     def get(self, key: bytes) -> QueuedJob | None:

@@ -25,7 +25,8 @@ class Spoke:
 
     def __str__(self) -> str:
         r = self.receiver
-        return f"Spoke({r.session} rows {r.row_start}+{r.n_rows} of {r.span}, fan-out {r.fanout})"
+        to = f" to rank {r.rank}" if r.rank else ""
+        return f"Spoke({r.session}{to} rows {r.row_start}+{r.n_rows} of {r.span}, fan-out {r.fanout})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,13 @@ ANSWERS: tuple[type[RoomEvent], ...] = (Taken, Filled, NotFilled, Landed, Missed
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Take the submission. No answer."""
+    """Take the submission; ``repeated``: the room had this item already. No answer."""
 
     seq: int
+    repeated: bool = False
+
+    def __str__(self) -> str:
+        return f"Accept(seq={self.seq}{', repeated' if self.repeated else ''})"
 
 
 @dataclass(frozen=True, slots=True)

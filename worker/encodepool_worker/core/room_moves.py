@@ -5,7 +5,7 @@ Which move answers which event in which state, and the theory, are in ``room``.
 
 from ..types import Receiver, RowLayout, Status
 from .events import Aborted, Refused, Submitted
-from .geometry import contract_problem, coverage_problem
+from .geometry import block_of, contract_problem, coverage_problem
 from .instructions import Outcome
 from .room_events import (
     Accept,
@@ -80,8 +80,12 @@ def problem_with(room: Room, receivers: list[Receiver]) -> str | None:
         if problem:
             return problem
     if room.claimed:
-        everyone = (party.receiver for party in room.parties.values())
-        return coverage_problem(everyone, room.layout.n_tokens)
+        n_tokens = room.layout.n_tokens
+        for rank in range(room.n_ranks):
+            block = block_of(n_tokens, room.n_ranks, room.fanout, rank)
+            problem = coverage_problem(room.at(rank), n_tokens, block)
+            if problem:
+                return problem if room.n_ranks == 1 else f"encode rank {rank}: {problem}"
     return None
 
 
@@ -126,7 +130,7 @@ def request_again(room: Room, event: Submitted) -> Outcomes:
     if room.item is None:
         return request_late(room, event)
     if room.item.identity == event.item.identity:
-        return stay(room, Accept(event.seq), Count("repeated_requests"))
+        return stay(room, Accept(event.seq, repeated=True), Count("repeated_requests"))
     decline = Decline(event.seq, "bootstrap_room", f"room {room.id} belongs to another item")
     return stay(room, decline, Count("identity_clashes"))
 
@@ -151,8 +155,10 @@ def frame_while_gathering(room: Room, event: Spoke) -> Outcomes:
     if party:
         # SMG repeats a request with the same room: the
         # prefill has given the older address up, and nothing is being written there.
-        party.receiver = receiver
-    elif room.claimed:
+        spoke_to, party.receiver = party.receiver.rank, receiver
+        if spoke_to != receiver.rank:
+            return fail(room, f"receiver {receiver.session} speaks to ranks {spoke_to} and {receiver.rank}")
+    elif room.fanout and len(room.at(receiver.rank)) >= room.fanout:
         return stay(room, Tell(receiver, Status.FAILED), Count("surplus_receivers"))
     else:
         room.parties[receiver.session] = Party(receiver)
@@ -183,7 +189,7 @@ def frame_while_shipping(room: Room, event: Spoke) -> Outcomes:
             return fail(room, f"receiver {receiver.session} contradicts itself")
         party.doomed = True
         return stay(room, Count("bad_reshipments"))
-    surplus = not room.shipped or room.n_writing + room.n_late >= room.fanout
+    surplus = not room.shipped or room.n_writing + room.n_late >= room.fanout * room.n_ranks
     if party is None and surplus:
         return stay(room, Tell(receiver, Status.FAILED), Count("surplus_receivers"))
     assert room.layout is not None  # it holds rows

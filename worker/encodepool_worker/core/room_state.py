@@ -52,10 +52,12 @@ class Party:
 class Room:
     """One room. ``parties`` is keyed by session; ``owed`` counts first shipments without verdict.
 
+    ``fanout`` of them speak to each of the ``n_ranks`` ranks.
     ``key`` and ``fanout`` survive in a tombstone; item, layout and parties do not.
     """
 
     id: int
+    n_ranks: int = 1
     state: RoomState = RoomState.NEW
     item: Item | None = None
     layout: RowLayout | None = None
@@ -70,8 +72,12 @@ class Room:
 
     @property
     def claimed(self) -> bool:
-        """All its receivers have spoken."""
-        return 0 < self.fanout == len(self.parties)
+        """All its receivers have spoken, to their ranks."""
+        return 0 < self.fanout * self.n_ranks == len(self.parties)
+
+    def at(self, rank: int) -> list[Receiver]:
+        """The receivers that spoke to one rank."""
+        return [party.receiver for party in self.parties.values() if party.receiver.rank == rank]
 
     def forget(self) -> None:
         self.item = self.layout = None

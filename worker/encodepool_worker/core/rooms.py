@@ -53,13 +53,17 @@ class RoomTable:
         known = self._rooms.get(room)
         return known.state if known else RoomState.NEW
 
+    def is_live(self, room: int) -> bool:
+        """Known, and no tombstone."""
+        return room in self._rooms and room not in self._tombstones
+
     def live(self) -> list[int]:
         """Ids of all rooms that are no tombstones. Walks the table: for draining only."""
         return [room for room in self._rooms if room not in self._tombstones]
 
     def step(self, room_id: int, event: RoomEvent, now_s: float) -> list[Effect]:
         """Feed one event to one room and keep its deadline. Raises RoomBug."""
-        room = self._rooms.get(room_id) or Room(room_id)
+        room = self._rooms.get(room_id) or Room(room_id, self._limits.n_ranks)
         before = room.state
         effects = step(room, event, now_s, self._story)
         if room.state is not before:
@@ -79,13 +83,25 @@ class RoomTable:
                 break
             yield room
 
+    def is_due(self, room: int, now_s: float) -> bool:
+        """Whether this room should have ended by now; False for a tombstone."""
+        return self._deadlines_s.get(room, now_s + 1.0) <= now_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether a room that is no tombstone should have ended by now."""
+        self._skip_stale()
+        return bool(self._heap) and self._heap[0][0] <= now_s
+
     def next_deadline_s(self) -> float | None:
-        while self._heap and self._deadlines_s.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
+        self._skip_stale()
         times = [self._heap[0][0]] if self._heap else []
         if self._tombstones:
             times.append(next(iter(self._tombstones.values())))
         return min(times, default=None)
+
+    def _skip_stale(self) -> None:
+        while self._heap and self._deadlines_s.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
 
     def _moved(self, room: Room, before: RoomState, now_s: float) -> None:
         state = room.state

@@ -7,12 +7,13 @@ rows share one run of the tower, and a job whose last room has left is dropped.
 *Claimed* rooms, whose receivers have all spoken, leave soon; the others may wait for a long
 time. So that these cannot fill the store and keep those waiting:
 
-- entries that unclaimed rooms refer to take half the store at most,
-- rows larger than half the store are made for claimed rooms only,
+- entries that unclaimed rooms refer to take half the first tier at most,
+- rows larger than half the first tier are made for claimed rooms only,
 - while such a job waits for space, no unclaimed room gets an entry.
 
 An unclaimed room for which there is no share waits in the queue, with its pixels, even if
-somebody else's entry has its rows.
+somebody else's entry has its rows. None of this holds for rows in the second tier: the tower's
+rows never wait for space there.
 """
 
 from collections import Counter, deque
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ..errors import WorkerError
 from ..types import Item, RowLayout
-from .instructions import DropPixels, Instruction, Job, ReturnCredit, RunBatch
+from .instructions import Demote, DropPixels, Instruction, Job, ReturnCredit, RunBatch
 from .limits import PipelineLimits
 from .queue import BatchQueue, Pixels, QueuedJob
 from .room_events import Filled, NotFilled, RoomEvent, Taken
@@ -35,7 +36,7 @@ class Reference:
     claimed: bool
     job: QueuedJob | None = None
     entry: Entry | None = None
-    hit: bool = False
+    hit_tier: int | None = None
     written_bytes: int = 0
 
 
@@ -60,7 +61,13 @@ class Rows:
         answers: deque[tuple[int, RoomEvent]],
     ) -> None:
         self.queue = BatchQueue()
-        self.store = Store(limits.store_bytes, limits.store_alignment)
+        self.store = Store(
+            limits.store_bytes,
+            limits.store_alignment,
+            limits.second_tier_bytes,
+            free_ahead_bytes=limits.free_ahead_bytes,
+            max_moves=limits.max_demotions,
+        )
         self.batch_since_s: float | None = None
         self._limits = limits
         self._counters = counters
@@ -75,6 +82,10 @@ class Rows:
     @property
     def batch_items(self) -> int:
         return len(self._batch[1]) if self._batch else 0
+
+    def batch_rooms(self) -> list[int]:
+        """Rooms that wait for the batch under way."""
+        return [room for running in self._batch[1] for room in running.rooms] if self._batch else []
 
     # --- what rooms ask for
 
@@ -165,10 +176,28 @@ class Rows:
         self._counters["written_bytes"] += nbytes
         self._references[room].written_bytes += nbytes
 
-    def summary(self, room: int) -> tuple[bool, int]:
-        """Whether the rows came without the tower, and how many bytes were written."""
+    def summary(self, room: int) -> tuple[int | None, int]:
+        """The tier in which the rows lay already (None: nowhere), and how many bytes were written."""
         reference = self._references.get(room)
-        return (reference.hit, reference.written_bytes) if reference else (False, 0)
+        return (reference.hit_tier, reference.written_bytes) if reference else (None, 0)
+
+    # --- between the tiers
+
+    def demote_ahead(self) -> None:
+        """Make room before it is needed, and say which copies are to begin."""
+        self.store.keep_ahead()
+        for entry in self.store.started:
+            if entry.target:
+                self._out.append(Demote(entry.id, entry.extents, entry.target.extents))
+        self.store.started.clear()
+
+    def demoted(self, entry: int) -> None:
+        moved = self.store.moved(entry)
+        self._counters["demotions" if moved else "demotions_in_vain"] += 1
+
+    def not_demoted(self, entry: int) -> None:
+        self._counters["demotions_failed"] += 1
+        self.store.not_moved(entry)
 
     # --- the tower
 
@@ -247,7 +276,7 @@ class Rows:
                 self.let_go(job.pixels)
                 continue
             share = self._has_share_for(job.nbytes)
-            if not self.store.has_room_for(job.nbytes) or not (job.claimed or share):
+            if not (job.claimed or share) or not self.store.make_room(job.nbytes):
                 break
             batch.append(self._reserve(job, share))
             cost += job.item.cost
@@ -285,6 +314,8 @@ class Rows:
 
     def _has_share(self, entry: Entry) -> bool:
         """Whether an unclaimed room may refer to this entry."""
+        if entry.tier:
+            return True
         if self.queue.oversize_claimed:
             return False
         return entry.n_unclaimed > 0 or self.store.may_wait_for(entry.nbytes)
@@ -311,8 +342,9 @@ class Rows:
         reference.job, reference.entry = None, entry
         self.store.attach(entry, reference.claimed)
         if entry.is_filled:
-            reference.hit = True
+            reference.hit_tier = entry.tier
             self._counters["hits"] += 1
+            self._counters["hits_second_tier"] += entry.tier
 
     def _leave(self, room: int, job: QueuedJob) -> None:
         if self.queue.leave(job, room):

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -27,12 +28,20 @@ class Story:
     """The last ``max_records`` records over all rooms; the oldest go first."""
 
     def __init__(self, max_records: int) -> None:
-        self._records: deque[Record] = deque(maxlen=max_records)
+        self._max_records = max_records
+        self._records: deque[Record] = deque()
+        self._by_room: dict[int, deque[Record]] = {}
 
     def add(self, record: Record) -> None:
         self._records.append(record)
+        self._by_room.setdefault(record.room, deque()).append(record)
+        if len(self._records) > self._max_records:
+            oldest = self._records.popleft().room
+            self._by_room[oldest].popleft()
+            if not self._by_room[oldest]:
+                del self._by_room[oldest]
 
     def tail(self, room: int, max_records: int = 50) -> list[str]:
-        """The last records of one room, oldest first. Walks the ring: for failures only."""
-        lines = [str(record) for record in self._records if record.room == room]
-        return lines[-max_records:]
+        """The last records of one room, oldest first."""
+        records = self._by_room.get(room, ())
+        return [str(record) for record in islice(records, max(0, len(records) - max_records), None)]

@@ -37,6 +37,7 @@ async def serve(settings: Settings, child: Child) -> int:
     """Raises ConfigError before anything is served."""
     # After the heartbeat has begun: these take half a second to import.
     from .app import Frontend
+    from .follower import FollowerFrontend
     from .model import read_model
 
     stop = asyncio.Event()
@@ -48,6 +49,12 @@ async def serve(settings: Settings, child: Child) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    if settings.pod_index > 0:
+        probes = FollowerFrontend(settings)
+        await probes.start()
+        child.ready()
+        await probes.run(stop)
+        return 0
     model = await asyncio.to_thread(read_model, settings)
     frontend = Frontend(settings, model)
     await frontend.start()

@@ -7,8 +7,9 @@ reading   from before the message is read until the item is handed to the loop. 
           until its size is known.
 queued    handed over; the loop gives it back with one Credit once the tower has taken the pixels.
 
-The queue may hold the budget less one longest message. So one reader always finds room again: a
-full queue does not stop us from reading a request's room, refusing it and telling its receivers.
+The queue may hold the budget less two longest messages. So two readers always find room again, one
+of each kind that ``gate`` tells apart: a full queue does not stop us from reading a request's room,
+refusing it and telling its receivers.
 """
 
 import itertools
@@ -33,25 +34,29 @@ class NotServing(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be held: bytes of pixels in all and in one message, tokens queued, seconds waited."""
+    """What may be held: bytes of pixels in all and in one message, tokens queued, seconds waited.
+
+    ``batch_tokens``: the most that the tower takes at once; 0 where that plays no part.
+    """
 
     pixel_bytes: int
     message_bytes: int
     queue_tokens: int
     queue_s: float
+    batch_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.message_bytes <= self.pixel_bytes // 2:
-            raise ValueError(f"message_bytes {self.message_bytes} is not in (0, {self.pixel_bytes} / 2]")
+        if not 0 < self.message_bytes <= self.pixel_bytes // 3:
+            raise ValueError(f"message_bytes {self.message_bytes} is not in (0, {self.pixel_bytes} / 3]")
 
     @classmethod
-    def within(cls, pixel_bytes: int, queue_tokens: int, queue_s: float) -> "Limits":
-        """Limits for a budget; below 512 MiB the longest message is half of it."""
-        return cls(pixel_bytes, min(MAX_MESSAGE_BYTES, pixel_bytes // 2), queue_tokens, queue_s)
+    def within(cls, pixel_bytes: int, queue_tokens: int, queue_s: float, batch_tokens: int = 0) -> "Limits":
+        """Limits for a budget; below 768 MiB the longest message is a third of it."""
+        return cls(pixel_bytes, min(MAX_MESSAGE_BYTES, pixel_bytes // 3), queue_tokens, queue_s, batch_tokens)
 
     @property
     def queued_bytes(self) -> int:
-        return self.pixel_bytes - self.message_bytes
+        return self.pixel_bytes - 2 * self.message_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,9 @@ class Account:
     def readers(self) -> int:
         return len(self._reading)
 
-    def may_read(self) -> bool:
-        return self.held_bytes + self.limits.message_bytes <= self.limits.pixel_bytes
+    def may_read(self, places: int = 1) -> bool:
+        """Is there room for this many longest messages?"""
+        return self.held_bytes + places * self.limits.message_bytes <= self.limits.pixel_bytes
 
     def start_reading(self) -> int:
         """A new hold, charged one longest message; only where ``may_read``."""
@@ -112,12 +118,19 @@ class Account:
         self.reading_bytes -= self._reading.pop(hold)
 
     def check(
-        self, hold: int, cost: int, *, now_s: float, deadline_s: float | None, tokens_per_s: float | None
+        self,
+        hold: int,
+        cost: int,
+        *,
+        now_s: float,
+        deadline_s: float | None,
+        tokens_per_s: float | None,
+        busy_s: float = 0.0,
     ) -> None:
         """Is there credit for ``cost`` tokens and the bytes of ``hold``? Raises NoCredit.
 
-        The limit on tokens is not absolute: an item larger than it is taken by an empty queue.
-        Without a measured rate nothing is predicted.
+        ``busy_s``: until the tower is done with what it is at. The limit on tokens is not absolute: an
+        item larger than it is taken by an empty queue. Without a measured rate nothing is predicted.
         """
         limits = self.limits
         nbytes = self._reading[hold]
@@ -138,7 +151,7 @@ class Account:
             raise NoCredit(
                 f"the predicted wait is {wait_s:.1f} s, above max_queue_seconds {limits.queue_s:g}"
             )
-        done_s = wait_s + cost / tokens_per_s
+        done_s = busy_s + self._tokens_with_its_batch(cost) / tokens_per_s
         if deadline_s is not None and now_s + done_s > deadline_s:
             raise NoCredit(
                 f"encoding would be done in {done_s:.1f} s, after the call's deadline in "
@@ -166,6 +179,15 @@ class Account:
         if not tokens_per_s:
             return None
         return self.queued_tokens / tokens_per_s
+
+    def _tokens_with_its_batch(self, cost: int) -> int:
+        """Of the queue, up to the end of the batch in which an item of ``cost`` would come.
+
+        Rows are ready with their batch, and one that is not the next will be full by then: a queue that
+        is filled up to the last deadline would else be encoded for nothing, each item a batch too late.
+        """
+        tokens, batch = self.queued_tokens + cost, self.limits.batch_tokens
+        return -(-tokens // batch) * batch if 0 < batch < tokens else tokens
 
     def _charge(self, nbytes: int) -> int:
         return max(nbytes, min(MIN_CHARGE_BYTES, self.limits.message_bytes))

@@ -13,7 +13,7 @@ from .admission import Account, Limits
 from .back import LoopLink
 from .bootstrap import RouteTable, bootstrap_app
 from .counts import Counts, Samples, exposition, from_loop
-from .drain import drain
+from .drain import MARGIN_S, drain
 from .gate import Gate
 from .grpc_server import GrpcServer
 from .hashing import ContentKeys
@@ -45,7 +45,10 @@ class Frontend:
     def __init__(self, settings: Settings, model: ModelFacts) -> None:
         self.settings = settings
         limits = Limits.within(
-            settings.max_pixel_bytes, settings.max_queue_tokens, settings.max_queue_seconds
+            settings.max_pixel_bytes,
+            settings.max_queue_tokens,
+            settings.max_queue_seconds,
+            settings.max_tokens_per_batch,
         )
         self.account = Account(limits)
         self.counts = Counts()
@@ -67,6 +70,7 @@ class Frontend:
             counts=self.counts,
             serving=self.ready,
             tokens_per_s=self._tokens_per_s,
+            busy_s=self._busy_s,
         )
         scheduler = SchedulerService(
             settings=settings,
@@ -115,7 +119,11 @@ class Frontend:
             await stop.wait()
             await self._grpc.set_health(False)
             finished = await drain(
-                self.health, self._link, self._drained, drain_s=self.settings.drain_seconds
+                self.health,
+                self._link,
+                self._drained,
+                drain_s=self.settings.drain_seconds,
+                margin_s=self.settings.wind_down_s + MARGIN_S,
             )
             get_logger().info("drained" if finished else "the loop did not finish in time")
         finally:
@@ -181,6 +189,13 @@ class Frontend:
 
     def _tokens_per_s(self) -> float | None:
         return self.health.state.tokens_per_s if self.health.state else None
+
+    def _busy_s(self) -> float:
+        """Until the running batch should end; 0 where there is none, or it is later than it should be."""
+        state, age_s = self.health.state, self.health.batch_age_s(time.monotonic())
+        if state is None or state.batch_expected_s is None or age_s is None:
+            return 0.0
+        return max(0.0, state.batch_expected_s - age_s)
 
     def _on_message(self, message: intake.Credit | intake.State | intake.Drained) -> None:
         if isinstance(message, intake.State):

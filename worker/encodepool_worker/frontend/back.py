@@ -43,7 +43,7 @@ class LoopLink:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         # Starts at a number of its own, so that a loop which outlived a frontend cannot mix up two.
         self._numbers = itertools.count(time.monotonic_ns())
-        self._unsent: deque[intake.Refuse] = deque(maxlen=SEND_BACKLOG)
+        self._unsent: deque[intake.Refuse | intake.Abort] = deque(maxlen=SEND_BACKLOG)
         self.dropped = 0
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(self._back.getsockopt(zmq.FD))
@@ -67,11 +67,11 @@ class LoopLink:
 
     def refuse(self, room: int, reason: str) -> None:
         """Receivers of ``room`` are to hear Failed. Kept and sent later where the loop is behind."""
-        message = intake.Refuse(room=room, reason=reason)
-        if self._unsent or not self._send(message):
-            if len(self._unsent) == SEND_BACKLOG:
-                self.dropped += 1
-            self._unsent.append(message)
+        self._tell(intake.Refuse(room=room, reason=reason))
+
+    def abort(self, room: int, reason: str) -> None:
+        """Nobody waits for the rows of ``room``. Kept like a refusal."""
+        self._tell(intake.Abort(room=room, reason=reason))
 
     def drain(self, deadline_s: float) -> bool:
         """The last message: after everything submitted so far."""
@@ -121,6 +121,12 @@ class LoopLink:
             self._on_message(message)
         else:
             get_logger().error("the loop sent a message of the other direction", kind=type(message).__name__)
+
+    def _tell(self, message: intake.Refuse | intake.Abort) -> None:
+        if self._unsent or not self._send(message):
+            if len(self._unsent) == SEND_BACKLOG:
+                self.dropped += 1
+            self._unsent.append(message)
 
     def _send(self, message: intake.Message, *payloads: intake.Payload) -> bool:
         try:

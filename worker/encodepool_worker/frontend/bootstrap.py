@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from ..errors import WireError
-from ..logs import get_logger
+from ..logs import LimitedLog, get_logger
 from ..wire.bootstrap import (
     DATA_SOURCE_ROLE,
     HEALTH_PATH,
@@ -70,6 +70,8 @@ class RouteTable:
 def bootstrap_app(table: RouteTable) -> web.Application:
     """The HTTP application over one route table."""
 
+    refusals = LimitedLog(per_s=1, burst=10)
+
     async def health(_request: web.Request) -> web.Response:
         return web.Response(text=OK_TEXT)
 
@@ -86,11 +88,11 @@ def bootstrap_app(table: RouteTable) -> web.Application:
         except WireError as error:
             return web.Response(status=400, text=str(error))
         if not _from_this_machine(request):
-            get_logger().warning("registration refused", peer=request.remote, problem="from another machine")
+            refusals.warning("registration refused", peer=request.remote, problem="from another machine")
             return web.Response(status=403, text="ranks register from the machine they run on")
         problem = table.register(registration)
         if problem:
-            get_logger().warning("registration refused", peer=request.remote, problem=problem)
+            refusals.warning("registration refused", peer=request.remote, problem=problem)
             return web.Response(status=409, text=problem)
         get_logger().info(
             "rank registered", rank=registration.rank, host=registration.host, port=registration.port

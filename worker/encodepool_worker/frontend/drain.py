@@ -9,7 +9,7 @@ from .back import LoopLink
 from .health import Health
 
 MARGIN_S = 5.0
-"""For the loop to fail what is left after its deadline, and to tell the receivers."""
+"""For the loop to fail what is left, and to tell the receivers, once nothing can land any more."""
 
 RETRY_S = 0.1
 

@@ -101,11 +101,9 @@ class Health:
     def _missing(self, alive: Report, n_routed: int, serving: bool) -> str:
         """What a start still lacks."""
         if self.state is None:
-            return "the loop has not reported yet"
+            return "the loop has not reported yet: the model is loading"
         if not alive.good:
             return alive.reason
-        if not self.state.ready:
-            return "the model is loading"
         if n_routed < self._n_ranks:
             return f"{n_routed} of {self._n_ranks} ranks are in the route table"
         if not self.state.routed:

@@ -6,6 +6,8 @@ leaves it in the gateway (docs/decisions/0004-pixel-budget.md).
 
 The gateway does not look at the answer, and a prefill worker waits for minutes. So whatever is
 refused is also told to the loop, whenever its room could be read: its receivers hear Failed at once.
+The same holds for a call that is given up by its caller, or by us, before it was answered with OK:
+OK means that the item was taken, and anything else leaves no work behind (``withdrawal``).
 """
 
 import asyncio
@@ -13,13 +15,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
 from smg_grpc_proto.generated import tokenspeed_encoder_pb2 as encoder_pb2
 
 from ..errors import RequestRefused
-from ..logs import get_logger
+from ..logs import LimitedLog, get_logger
 from ..types import TowerSpec
 from ..wire import intake
 from ..wire.encode import EncodeItem, EncodeLimits, EncodeTensor, ShmSource, parse_encode
@@ -30,11 +33,13 @@ from .gate import Gate
 from .hashing import ContentKeys, TensorBytes
 from .health import Report
 from .shared_memory import read_segment
+from .withdrawal import Withdrawals
 
 SERVICE = "tokenspeed.grpc.encoder.TokenSpeedEncoder"
 
 READ_S = 30.0
-"""For the whole message, from the moment there is room for it: 256 MiB at 70 Mbit/s."""
+"""For the whole message, from the moment there is room for it: 256 MiB at 70 Mbit/s. Less, where
+others wait for that room (``gate.HURRIED_S``)."""
 
 ANSWER_S = 10.0
 """For the loop's verdict on a submission; it answers in its next turn, at the latest after a second."""
@@ -67,7 +72,10 @@ class _GivenUp(Exception):
 
 @dataclass(slots=True)
 class _Call:
-    """One Encode call after its message was read. ``raw`` is let go of with the hand-over."""
+    """One Encode call after its message was read. ``raw`` is let go of with the hand-over.
+
+    ``given_up``: nobody will hear that the item was taken.
+    """
 
     hold: int
     raw: bytes
@@ -106,6 +114,7 @@ class EncodeService:
     counts: Counts
     serving: Callable[[], Report]
     tokens_per_s: Callable[[], float | None]
+    busy_s: Callable[[], float] = float
     read_s: float = READ_S
     answer_s: float = ANSWER_S
     clock: Callable[[], float] = time.monotonic
@@ -113,6 +122,8 @@ class EncodeService:
         default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="intake")
     )
     _running: set["asyncio.Task[_Verdict]"] = field(default_factory=set)
+    _withdrawals: Withdrawals = field(default_factory=Withdrawals)
+    _refusals: LimitedLog = field(default_factory=LimitedLog)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def handler(self) -> Any:
@@ -146,21 +157,23 @@ class EncodeService:
 
     async def _answer(self, context: Any) -> _Verdict:
         try:
-            hold = await self.gate.enter()
+            hold = await self.gate.enter(context.peer())
         except NoCredit as full:
             return _Verdict(EXHAUSTED, str(full))
         try:
-            raw = await asyncio.wait_for(context.read(), self.read_s)
+            async with asyncio.timeout(self.read_s) as limit:
+                self.gate.limit(hold, limit)
+                raw = await context.read()
+                self.gate.arrived(hold)
         except TimeoutError:
-            self._drop(hold)
-            return _Verdict(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"the message did not arrive within {self.read_s:g} s"
-            )
+            hurried = self.gate.late(hold)
+            within = f"{self.gate.hurried_s:g} s, and others wait" if hurried else f"{self.read_s:g} s"
+            return _Verdict(grpc.StatusCode.DEADLINE_EXCEEDED, f"the message did not arrive within {within}")
         except BaseException:
-            self._drop(hold)
+            self.gate.drop(hold)
             raise
         if raw is grpc.aio.EOF:
-            self._drop(hold)
+            self.gate.drop(hold)
             return _Verdict(INVALID, "the call ended without a message")
         call = _Call(hold, raw, monotonic_deadline(context.time_remaining(), self.clock()))
         del raw
@@ -179,7 +192,7 @@ class EncodeService:
         """Never raises, and gives the hold back unless the loop took it."""
         verdict, answer = await self._take_in(call)
         if answer is not None:
-            verdict = await self._wait_for_loop(answer)
+            verdict = await self._wait_for_loop(call, answer)
         elif verdict.room is not None:
             self.link.refuse(verdict.room, verdict.text)
         return verdict
@@ -204,7 +217,7 @@ class EncodeService:
             get_logger().error("a request broke the frontend", room=room, exc_info=bug)
             verdict = _Verdict(grpc.StatusCode.INTERNAL, f"{type(bug).__name__}: {bug}", room)
         call.raw = b""
-        self._drop(call.hold)
+        self.gate.drop(call.hold)
         return verdict, None
 
     def _name(self, call: _Call) -> _Named:
@@ -216,7 +229,7 @@ class EncodeService:
             raise RequestRefused(
                 PIXEL_FIELD, f"{nbytes} bytes with its message, at most {message_bytes}", item.room
             )
-        self._loop.call_soon_threadsafe(self._measured, call.hold, nbytes)
+        self._loop.call_soon_threadsafe(self.gate.measured, call.hold, nbytes)
         pixels = _fetch(item.pixels, item.room)
         side = tuple(_fetch(tensor, item.room) for tensor in item.side)
         started_s = self.clock()
@@ -237,6 +250,7 @@ class EncodeService:
             now_s=self.clock(),
             deadline_s=call.deadline_s,
             tokens_per_s=self.tokens_per_s(),
+            busy_s=self.busy_s(),
         )
         submit = intake.Submit(
             seq=self.link.next_seq(),
@@ -254,39 +268,44 @@ class EncodeService:
             tensors=tuple(intake.TensorHeader(t.name, t.dtype, t.shape) for t in named.side),
         )
         answer = self.link.submit(submit, named.pixels.payload, *(t.payload for t in named.side))
+        self._withdrawals.handed_over(item.room)
+        answer.add_done_callback(partial(self._answered, call, item.room))
         account.hand_over(call.hold, submit.seq, item.n_tokens)
         call.raw = b""
         self.gate.refresh()
         return answer
 
-    async def _wait_for_loop(self, answer: "asyncio.Future[Answer]") -> _Verdict:
-        try:
-            said = await asyncio.wait_for(answer, self.answer_s)
-        except TimeoutError:
+    async def _wait_for_loop(self, call: _Call, answer: "asyncio.Future[Answer]") -> _Verdict:
+        done, _ = await asyncio.wait((answer,), timeout=self.answer_s)
+        if not done:  # the answer may still come, and then ``_answered`` is called
+            call.given_up = True
             return _Verdict(UNAVAILABLE, f"the encode loop did not answer within {self.answer_s:g} s")
+        said = answer.result()
         if isinstance(said, intake.Admitted):
             return _Verdict(grpc.StatusCode.OK)
         # The loop has told the receivers itself, where that was right: not if the room is another's.
         return _Verdict(INVALID, f"{said.field}: {said.reason}", refused_field=said.field)
 
-    def _measured(self, hold: int, nbytes: int) -> None:
-        self.gate.account.measured(hold, nbytes)
-        self.gate.refresh()
+    def _answered(self, call: _Call, room: int, answer: "asyncio.Future[Answer]") -> None:
+        """The loop has taken the item, or not; whether or not anybody still waits for that."""
+        if answer.cancelled():
+            return
+        said = answer.result()
+        taken = isinstance(said, intake.Admitted)
+        made = isinstance(said, intake.Admitted) and not said.repeated
+        if self._withdrawals.answered(room, made=made, wanted=taken and not call.given_up):
+            self.link.abort(room, "its call was given up before it was answered")
 
     def _hashed(self, nbytes: int, seconds: float) -> None:
         self.counts.add("encodepool_request_bytes_total", nbytes)
         self.counts.add("encodepool_hash_seconds_total", seconds)
-
-    def _drop(self, hold: int) -> None:
-        self.gate.account.drop(hold)
-        self.gate.refresh()
 
     def _count(self, verdict: _Verdict) -> None:
         self.counts.add("encodepool_requests_total", outcome=OUTCOMES[verdict.code])
         if verdict.refused_field:
             self.counts.add_refused(verdict.refused_field)
         if verdict.text:
-            get_logger().info(
+            self._refusals.info(
                 "request refused", outcome=OUTCOMES[verdict.code], room=verdict.room, reason=verdict.text
             )
 

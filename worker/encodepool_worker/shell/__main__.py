@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from ..child import Child
 from ..errors import ConfigError, WorkerError
@@ -46,30 +47,63 @@ def run(settings: Settings, child: Child) -> None:
     """Until it has drained. Raises WorkerError."""
     # After the heartbeat has begun: these take seconds to import.
     from ..towers.load import load_tower, pick_device
+    from .follower import Follower
     from .rank import Rank, engine_maker
+    from .tiers import plan_tiers
 
     log = get_logger()
     make_engine = engine_maker(settings)
     device = pick_device(settings.device)
+    parallel = None
+    if settings.tensor_parallel_size > 1:
+        from .meeting import meet
+
+        log.info("meeting the other ranks", rank=settings.rank, size=settings.tensor_parallel_size)
+        device, parallel = meet(settings, device)
     log.info("loading", model=settings.model, device=str(device), load_format=settings.load_format)
     tower = load_tower(
         settings.model,
         load_format=settings.load_format,
         seed=settings.seed,
         dtype=settings.dtype,
-        device=settings.device,
+        device=str(device),
         revision=settings.model_revision,
+        graphs=settings.encoder_cuda_graphs == "true",
+        parallel=parallel,
     )
     tower.warm_up()
-    log.info("the tower is warm", family=tower.spec.family, dtype=tower.spec.dtype)
+    log.info("the tower is warm", family=tower.spec.family, dtype=tower.spec.dtype, graphs=tower.graphs)
+    tiers, crash = plan_tiers(settings, device), _crasher(child)
+    if settings.rank > 0 and parallel is not None:
+        follower = Follower(
+            settings,
+            tower,
+            make_engine,
+            parallel=parallel,
+            tiers=tiers,
+            address=parallel.look_up("address"),
+            token=parallel.look_up("token"),
+            crash=crash,
+            on_welcome=child.ready,
+        )
+        # Rank 0 says when this is the end.
+        signal.signal(signal.SIGTERM, lambda *_: log.info("waiting for rank 0 to drain"))
+        follower.run()
+        # Rank 0 has drained, so nothing runs here any more. Freeing the engines would take seconds in
+        # which the heartbeat stands still.
+        _leave(0)
     rank = Rank(
         settings,
         tower,
         make_engine,
-        pinned=device.type == "cuda",
-        crash=_crasher(child),
+        tiers=tiers,
+        crash=crash,
+        parallel=parallel,
         on_routed=child.ready,
     )
+    if parallel is not None and rank.server is not None:
+        parallel.publish("token", rank.server.token)
+        parallel.publish("address", rank.server.address)
     signal.signal(signal.SIGTERM, lambda *_: rank.loop.ask_to_end())
     rank.loop.run()
     if not rank.close():
@@ -102,9 +136,12 @@ def _raise_file_limit() -> None:
         get_logger().warning("the limit of open files stays as it is", problem=str(error))
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    # Everything is said and sent. The interpreter's own end would free memory under a batch or a
-    # write that cannot be stopped.
+def _leave(code: int) -> NoReturn:
+    """Everything is said and sent. The interpreter's own end would free memory under a batch or a
+    write that cannot be stopped."""
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main(sys.argv[1:]))

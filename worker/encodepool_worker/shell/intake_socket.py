@@ -8,7 +8,7 @@ import zmq
 
 from ..core import events
 from ..errors import WireError, WorkerError
-from ..logs import get_logger
+from ..logs import LimitedLog
 from ..types import TowerSpec
 from ..wire import intake
 from .inbox import Inbox
@@ -44,7 +44,7 @@ class IntakeSocket:
         self._inbox = inbox
         self._pixels = pixels
         self._metrics = metrics
-        self._log = get_logger()
+        self._log = LimitedLog(per_s=1, burst=10)
         socket = context.socket(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_BACKLOG)
         socket.bind(f"ipc://{run_dir / intake.INTAKE_SOCKET}")
@@ -60,7 +60,7 @@ class IntakeSocket:
             event = self._event(message, payloads)
         except WireError as error:
             self._metrics.add("encodepool_frames_malformed_total")
-            self._log.warning("malformed intake message dropped", problem=str(error))
+            self._log.warning("malformed intake message dropped", problem=str(error)[:200])
             return
         if not self._inbox.put(event) and isinstance(event, events.Submitted):
             self._pixels.drop(event.pixels)
@@ -83,11 +83,11 @@ class IntakeSocket:
 class BackChannel:
     """Messages to the frontend, sent by the owner thread alone, which never waits for it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, rank: int = 0) -> None:
         self._unsent: deque[intake.Message] = deque()
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, SEND_BACKLOG)
-        self._socket.bind(f"ipc://{run_dir / intake.BACK_SOCKET}")
+        self._socket.bind(f"ipc://{run_dir / intake.back_socket(rank)}")
 
     @property
     def has_unsent(self) -> bool:

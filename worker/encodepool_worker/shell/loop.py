@@ -14,6 +14,7 @@ from ..core.events import DrainStarted, Event, Tick
 from ..core.instructions import (
     Admit,
     Conclude,
+    Demote,
     Drained,
     DropPixels,
     Instruction,
@@ -26,15 +27,14 @@ from ..core.instructions import (
     Write,
 )
 from ..core.pipeline import Pipeline
-from ..logs import get_logger
-from ..transport.sender import Sender
+from ..logs import LimitedLog, get_logger
 from ..wire import intake
 from .inbox import Inbox
 from .intake_socket import BackChannel
-from .metrics import TIER, Metrics, pipeline_samples
+from .metrics import Metrics, pipeline_samples
 from .pixels import PixelTable
+from .ranks import Ranks
 from .status_sender import StatusSender
-from .tower_runner import TowerRunner
 
 MAX_SLEEP_S = 1.0
 RETRY_UNSENT_S = 0.05
@@ -42,6 +42,10 @@ REPORT_EVERY_S = 0.1
 """At most ten reports a second: a busy loop has hundreds of turns."""
 
 METRICS_EVERY_S = 1.0
+
+STORY_RECORDS = 12
+"""Of a failed room's story in its log line: the last ones say how it failed."""
+
 DRAIN_UNASKED_S = 5.0
 """After SIGTERM the frontend says when to drain; if it does not, the loop starts by itself."""
 
@@ -55,22 +59,22 @@ class Loop:
         inbox: Inbox,
         *,
         back: BackChannel,
-        tower: TowerRunner,
-        sender: Sender,
+        ranks: Ranks,
         statuses: StatusSender,
         pixels: PixelTable,
         metrics: Metrics,
+        tiers: Sequence[str],
         drain_s: float,
         more_samples: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self._pipeline = pipeline
         self._inbox = inbox
         self._back = back
-        self._tower = tower
-        self._sender = sender
+        self._ranks = ranks
         self._statuses = statuses
         self._pixels = pixels
         self._metrics = metrics
+        self._tiers = tiers
         self._drain_s = drain_s
         self._more_samples = more_samples
         self._drained = False
@@ -82,9 +86,10 @@ class Loop:
         self._measured_s = -math.inf
         self._samples: dict[str, float] = {}
         self._log = get_logger()
+        self._failures = LimitedLog()
 
     def routed(self) -> None:
-        """The bootstrap server lists this rank. From any thread; a report says so at once."""
+        """The bootstrap server lists every rank. From any thread; a report says so at once."""
         self._routed = True
         self._inbox.answer(Tick())
 
@@ -123,27 +128,26 @@ class Loop:
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Write():
-                self._sender.submit(instruction.write, instruction.receiver.session, instruction.slices)
+                self._ranks.write(instruction)
             case RunBatch():
-                self._tower.submit(instruction)
+                self._ranks.run(instruction)
+            case Demote():
+                self._ranks.demote(instruction)
             case SendStatus():
-                self._statuses.send(instruction.receiver.endpoint, instruction.room, instruction.status)
+                receiver = instruction.receiver
+                self._statuses.send(receiver.endpoint, instruction.room, instruction.status, receiver.rank)
             case Admit():
-                self._back.send(intake.Admitted(seq=instruction.seq))
+                self._back.send(intake.Admitted(seq=instruction.seq, repeated=instruction.repeated))
             case Refuse():
                 self._back.send(
                     intake.Refused(seq=instruction.seq, field=instruction.field, reason=instruction.reason)
                 )
             case ReturnCredit():
-                self._back.send(
-                    intake.Credit(
-                        seq=instruction.seq, cost=instruction.cost, pixel_bytes=instruction.pixel_bytes
-                    )
-                )
+                self._back.send(intake.Credit(seq=instruction.seq))
             case DropPixels():
                 self._pixels.drop(instruction.pixels)
             case RetireEngine():
-                self._sender.retire(instruction.write)
+                self._ranks.retire(instruction)
             case Conclude():
                 self._conclude(instruction)
             case Drained():
@@ -153,10 +157,12 @@ class Loop:
 
     def _conclude(self, conclude: Conclude) -> None:
         self._metrics.add("encodepool_rooms_total", outcome=conclude.outcome.value)
-        if conclude.hit:
-            self._metrics.add("encodepool_hit_bytes_total", conclude.nbytes, tier=TIER)
+        if conclude.hit_tier is not None:
+            tier = self._tiers[conclude.hit_tier]
+            self._metrics.add("encodepool_hit_bytes_total", conclude.nbytes, tier=tier)
         if conclude.outcome is Outcome.FAILED:
-            self._log.warning("room failed", room=conclude.room, reason=conclude.reason)
+            story = " | ".join(self._pipeline.story(conclude.room)[-STORY_RECORDS:])
+            self._failures.warning("room failed", room=conclude.room, reason=conclude.reason, story=story)
 
     def _report(self, now_s: float) -> None:
         is_news = self._drained or self._routed != self._reported_routed
@@ -167,20 +173,20 @@ class Loop:
         if now_s >= self._measured_s + METRICS_EVERY_S or self._drained:
             self._measured_s = now_s
             self._samples = (
-                pipeline_samples(snapshot, now_s) | self._metrics.snapshot() | self._more_samples()
+                pipeline_samples(snapshot, now_s, self._tiers)
+                | self._metrics.snapshot()
+                | self._more_samples()
             )
         since_s = snapshot.batch_since_s
         self._back.send(
             intake.State(
                 turn_s=now_s,
                 routed=self._routed,
-                ready=True,
-                draining=self._draining,
                 queue_items=snapshot.queue_items,
                 queue_cost=snapshot.queue_cost,
                 batch_age_s=None if since_s is None else max(0.0, now_s - since_s),
-                batch_expected_s=None if since_s is None else self._tower.expected_s,
-                tokens_per_s=self._tower.tokens_per_s,
+                batch_expected_s=None if since_s is None else self._ranks.tower.expected_s,
+                tokens_per_s=self._ranks.tower.tokens_per_s,
                 counters=self._samples,
             )
         )

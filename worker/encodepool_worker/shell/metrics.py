@@ -6,14 +6,12 @@ They travel to the frontend in the State message, by the names of the table in
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ..core.limits import PipelineSnapshot
 from ..metrics import sample_name
 from ..transport.sender_types import SenderSnapshot
-
-TIER = "host"
-"""The store has one tier; rows are written from host memory."""
 
 COUNTED_BY_THE_PIPELINE = {
     "encodepool_tower_failures_total": "items_failed",
@@ -45,20 +43,31 @@ def _sample(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     return sample_name(name, **dict(labels))
 
 
-def pipeline_samples(snapshot: PipelineSnapshot, now_s: float) -> dict[str, float]:
-    """The pipeline's numbers under their names for outside."""
-    store = snapshot.store
+DEMOTIONS = {"moved": "demotions", "kept": "demotions_in_vain", "failed": "demotions_failed"}
+
+
+def pipeline_samples(snapshot: PipelineSnapshot, now_s: float, tiers: Sequence[str]) -> dict[str, float]:
+    """The pipeline's numbers under their names for outside; ``tiers`` are the names of its tiers."""
+    store, counters = snapshot.store, snapshot.counters
     queued_s = 0.0 if snapshot.queue_since_s is None else now_s - snapshot.queue_since_s
     samples = {
         sample_name("encodepool_queue_age_seconds"): queued_s,
         sample_name("encodepool_store_pinned_bytes"): float(store.pinned_bytes),
-        sample_name("encodepool_hits_total", tier=TIER): float(snapshot.counters.get("hits", 0)),
-        sample_name("encodepool_evictions_total", tier=TIER): float(store.evictions),
     }
     for name, counter in COUNTED_BY_THE_PIPELINE.items():
-        samples[sample_name(name)] = float(snapshot.counters.get(counter, 0))
-    for state, nbytes in [*store.bytes_by_state.items(), ("free", store.free_bytes)]:
-        samples[sample_name("encodepool_store_bytes", state=state)] = float(nbytes)
+        samples[sample_name(name)] = float(counters.get(counter, 0))
+    in_second = counters.get("hits_second_tier", 0)
+    hits = (counters.get("hits", 0) - in_second, in_second)
+    for tier, books, n_hits in zip(tiers, store.tiers, hits, strict=False):
+        samples[sample_name("encodepool_hits_total", tier=tier)] = float(n_hits)
+        samples[sample_name("encodepool_evictions_total", tier=tier)] = float(books.evictions)
+        for state, nbytes in [*books.bytes_by_state.items(), ("free", books.free_bytes)]:
+            samples[sample_name("encodepool_store_bytes", state=state, tier=tier)] = float(nbytes)
+    if len(store.tiers) > 1:
+        for outcome, counter in DEMOTIONS.items():
+            samples[sample_name("encodepool_demotions_total", outcome=outcome)] = float(
+                counters.get(counter, 0)
+            )
     return samples
 
 

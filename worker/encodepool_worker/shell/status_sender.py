@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 import zmq
 
-from ..logs import get_logger
+from ..logs import LimitedLog
 from ..types import Status
 from ..wire.control import encode_status
 from .control_socket import bracketed
@@ -25,8 +25,13 @@ MAX_PER_ENDPOINT = 1000
 """Frames kept for an endpoint that does not take them; the next one is dropped and counted."""
 
 MAX_ENDPOINTS = 1024
-UNUSED_AFTER_S = 60.0
+UNUSED_AFTER_S = 330.0
+"""As long as a room is remembered: a frame for a frozen receiver waits here, and prefill waits 300 s."""
+
 CLOSE_LINGER_MS = 1000
+RECONNECT_MS = 200
+RECONNECT_MAX_MS = 5000
+"""A receiver that is gone is tried ever more seldom, for as long as its socket is kept."""
 
 
 class StatusSender:
@@ -34,7 +39,6 @@ class StatusSender:
 
     def __init__(
         self,
-        rank: int,
         metrics: Metrics,
         crash: Crash,
         *,
@@ -42,12 +46,12 @@ class StatusSender:
         max_endpoints: int = MAX_ENDPOINTS,
         unused_after_s: float = UNUSED_AFTER_S,
     ) -> None:
-        self._rank = rank
         self._metrics = metrics
+        self._log = LimitedLog(per_s=1, burst=10)
         self._max_per_endpoint = max_per_endpoint
         self._max_endpoints = max_endpoints
         self._unused_after_s = unused_after_s
-        self._waiting: queue.Queue[tuple[Endpoint, int, Status] | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[tuple[Endpoint, int, Status, int] | None] = queue.Queue(MAX_WAITING)
         # A context of its own, so that ending it waits for status frames and nothing else.
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._context.set(zmq.MAX_SOCKETS, max_endpoints + 8)
@@ -58,10 +62,10 @@ class StatusSender:
     def n_endpoints(self) -> int:
         return len(self._sockets)
 
-    def send(self, endpoint: Endpoint, room: int, status: Status) -> None:
-        """Never waits; what cannot be kept is dropped and counted."""
+    def send(self, endpoint: Endpoint, room: int, status: Status, rank: int) -> None:
+        """In the name of encode rank ``rank``. Never waits; what cannot be kept is dropped and counted."""
         try:
-            self._waiting.put_nowait((endpoint, room, status))
+            self._waiting.put_nowait((endpoint, room, status, rank))
         except queue.Full:
             self._drop()
 
@@ -85,12 +89,12 @@ class StatusSender:
         for socket, _ in self._sockets.values():
             socket.close(linger=CLOSE_LINGER_MS)
 
-    def _send(self, endpoint: Endpoint, room: int, status: Status) -> None:
+    def _send(self, endpoint: Endpoint, room: int, status: Status, rank: int) -> None:
         socket = self._socket(endpoint)
         if socket is None:
             return
         try:
-            socket.send_multipart(encode_status(room, status, self._rank), zmq.NOBLOCK)
+            socket.send_multipart(encode_status(room, status, rank), zmq.NOBLOCK)
         except zmq.Again:
             self._drop()
 
@@ -108,7 +112,7 @@ class StatusSender:
             address = str(ipaddress.ip_address(host.strip("[]")))
         except ValueError:
             self._drop()
-            get_logger().warning("status frame dropped: the receiver's host is no address", host=host)
+            self._log.warning("status frame dropped: the receiver's host is no address", host=host)
             return None
         if len(self._sockets) >= self._max_endpoints:
             _, (oldest, _) = self._sockets.popitem(last=False)
@@ -119,11 +123,13 @@ class StatusSender:
             # Closed sockets count until they have lingered: whoever names many endpoints, and anyone
             # can, gets fewer frames and does not end the worker.
             self._drop()
-            get_logger().warning("status frame dropped: no socket for it", problem=str(error), host=host)
+            self._log.warning("status frame dropped: no socket for it", problem=str(error), host=host)
             return None
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.SNDHWM, self._max_per_endpoint)
         socket.setsockopt(zmq.LINGER, CLOSE_LINGER_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.connect(f"tcp://{bracketed(address)}:{port}")
         return socket
 

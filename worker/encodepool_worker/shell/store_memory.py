@@ -1,4 +1,4 @@
-"""The bytes of the store: one region, allocated and registered once. The index is core's."""
+"""The bytes of the store: one region a tier, allocated and registered once. The index is core's."""
 
 import mmap
 from collections.abc import Iterator, Sequence
@@ -7,43 +7,42 @@ import torch
 
 from ..errors import ConfigError, WorkerError
 from ..logs import get_logger
+from ..transport.regions import Region
 from ..types import ByteRange
+from .tiers import TierPlan
 
 MIB = 1024 * 1024
 
 
 class StoreMemory:
-    """``nbytes`` of host memory, page-aligned, pinned where a GPU copies into it.
+    """The tiers' memory, page-aligned; offsets count through the tiers, end to end.
 
-    Raises ConfigError when there is not that much memory.
+    Raises ConfigError when there is not that much memory. Copies from or to a GPU are under way
+    when a method returns: its caller waits for them.
     """
 
-    def __init__(self, nbytes: int, *, pinned: bool) -> None:
-        page = mmap.PAGESIZE
-        nbytes = -(-nbytes // page) * page
-        whole = _allocate(nbytes + page)
-        start = -whole.data_ptr() % page
-        self._region = whole[start : start + nbytes]
-        self.ptr: int = self._region.data_ptr()
-        self.nbytes = nbytes
-        self._pinned = pinned and _pin(self.ptr, nbytes)
+    def __init__(self, tiers: Sequence[TierPlan]) -> None:
+        self.names = tuple(tier.name for tier in tiers)
+        self._memory = [_allocate(tier) for tier in tiers]
+        self.regions = tuple(Region(flat.data_ptr(), flat.numel()) for flat in self._memory)
+        self._pinned = [
+            region for region, tier in zip(self.regions, tiers, strict=True) if tier.pinned and _pin(region)
+        ]
 
-    @classmethod
-    def of(cls, device_bytes: int, host_bytes: int, *, pinned: bool) -> "StoreMemory":
-        """Both sizes as one tier: rows are written from host memory whatever made them."""
-        if device_bytes and host_bytes:
-            get_logger().info(
-                "the store has one tier: both sizes are added",
-                store_device_mib=device_bytes // MIB,
-                store_host_mib=host_bytes // MIB,
-            )
-        return cls(device_bytes + host_bytes, pinned=pinned)
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each tier: whole pages."""
+        return tuple(region.nbytes for region in self.regions)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first tier."""
+        return self._memory[0].device
 
     def close(self) -> None:
         """Once nothing reads or writes it any more."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.ptr)  # type: ignore[no-untyped-call]
-            self._pinned = False
+        while self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.pop().ptr)  # type: ignore[no-untyped-call]
 
     def put(self, extents: Sequence[ByteRange], parts: Sequence[torch.Tensor]) -> None:
         """Copy the parts, one after another and row by row, into the extents: the only copy there is.
@@ -63,13 +62,37 @@ class StoreMemory:
                 if count == 0:
                     start, nbytes = next(free)
                     continue
-                target = self._region[start : start + count * size].view(part.dtype)
+                target = self._bytes(start, count * size).view(part.dtype)
                 _copy_elements(part, first, target)
                 first, start, nbytes = first + count, start + count * size, nbytes - count * size
 
+    def copy(self, source: Sequence[ByteRange], target: Sequence[ByteRange]) -> None:
+        """What ``source`` holds, in order, into ``target``, which may be cut differently."""
+        free = _free(target)
+        at, room = next(free, (0, 0))
+        for start, nbytes in _free(source):
+            done = 0
+            while done < nbytes:
+                count = min(room, nbytes - done)
+                if count == 0:
+                    at, room = next(free, (0, 0))
+                    if room == 0:
+                        raise WorkerError("the target of a copy is smaller than its source")
+                    continue
+                self._bytes(at, count).copy_(self._bytes(start + done, count), non_blocking=True)
+                done, at, room = done + count, at + count, room - count
+
     def read(self, extent: ByteRange) -> bytes:
         """What lies there now; for tests and tools."""
-        return bytes(self._region[extent.start : extent.stop].numpy().tobytes())
+        return bytes(self._bytes(extent.start, extent.nbytes).cpu().numpy().tobytes())
+
+    def _bytes(self, start: int, nbytes: int) -> torch.Tensor:
+        """uint8 ``[nbytes]`` at an offset of the store."""
+        for flat in self._memory:
+            if start < flat.numel():
+                return flat[start : start + nbytes]
+            start -= flat.numel()
+        raise WorkerError(f"the store has no {nbytes} bytes {start} beyond its end")
 
 
 def _free(extents: Sequence[ByteRange]) -> Iterator[tuple[int, int]]:
@@ -99,17 +122,22 @@ def _copy_elements(rows: torch.Tensor, first: int, target: torch.Tensor) -> None
         done += step
 
 
-def _allocate(nbytes: int) -> torch.Tensor:
+def _allocate(tier: TierPlan) -> torch.Tensor:
+    """uint8, page-aligned: whole pages of at least ``tier.nbytes``."""
+    page = mmap.PAGESIZE
+    nbytes = -(-tier.nbytes // page) * page
     try:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        whole = torch.empty(nbytes + page, dtype=torch.uint8, device=tier.device)
     except RuntimeError as error:
-        problem = f"the store cannot have {nbytes // MIB} MiB ({error})"
+        problem = f"the store cannot have {nbytes // MIB} MiB of {tier.name} memory ({error})"
         raise ConfigError([f"{problem}: lower store_device_mib or store_host_mib"]) from error
+    start = -whole.data_ptr() % page
+    return whole[start : start + nbytes]
 
 
-def _pin(ptr: int, nbytes: int) -> bool:
+def _pin(region: Region) -> bool:
     """Lock the pages for the GPU. torch's own pinned allocator would round up to a power of two."""
-    code = int(torch.cuda.cudart().cudaHostRegister(ptr, nbytes, 0))  # type: ignore[no-untyped-call]
+    code = int(torch.cuda.cudart().cudaHostRegister(region.ptr, region.nbytes, 0))  # type: ignore[no-untyped-call]
     if code != 0:
         get_logger().warning(
             "the store's memory cannot be pinned; copies from the GPU will be slower", cuda_error=code

@@ -8,9 +8,11 @@ import torch
 
 from ..core.events import BatchEncoded, BatchFailed
 from ..core.instructions import Job, RunBatch
-from ..errors import TowerError, WorkerError
+from ..errors import GroupLost, TowerError, WorkerError
 from ..logs import get_logger
 from ..towers.base import TowerItem, VisionTower, finite_rows, item_tokens
+from ..towers.parallel import TensorParallel
+from ..towers.staging import copy_stream
 from .metrics import Metrics
 from .pixels import PixelTable
 from .store_memory import StoreMemory
@@ -30,6 +32,12 @@ class TowerRunner:
     One bad item fails alone where that can be told: wrong pixels before the tower, rows that are
     not finite after it. Whatever else the tower raises fails the batch, and the pipeline tries its
     items one by one. A device that is lost ends the process (``crash``).
+
+    Of several ranks (``parallel``) each runs every batch, and votes once for it whatever happens
+    to it here; ranks that lost each other end. Whether all of them have stored the rows is known
+    from their answers.
+
+    ``full_tokens``: no batch has more, so one of so many is a full one.
     """
 
     def __init__(
@@ -40,8 +48,13 @@ class TowerRunner:
         answer: Callable[[BatchEncoded | BatchFailed], None],
         metrics: Metrics,
         crash: Crash,
+        parallel: TensorParallel | None = None,
+        *,
+        full_tokens: int = RATE_TOKENS,
     ) -> None:
         self._tower = tower
+        self._full_tokens = min(full_tokens, RATE_TOKENS)
+        self._parallel = parallel
         self._pixels = pixels
         self._memory = memory
         self._answer = answer
@@ -91,6 +104,9 @@ class TowerRunner:
         try:
             with torch.inference_mode():
                 return BatchEncoded(order.batch, self._fill(order))
+        except GroupLost as error:
+            self._crash(str(error))
+            reason = str(error)
         except WorkerError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 (handed on)
@@ -104,15 +120,20 @@ class TowerRunner:
         failures: dict[int, str] = {}
         jobs: list[Job] = []
         items: list[TowerItem] = []
-        for job in order.jobs:
-            try:
-                items.append(self._item(job))
-                jobs.append(job)
-            except WorkerError as error:
-                failures[job.entry] = str(error)
+        try:
+            for job in order.jobs:
+                try:
+                    items.append(self._item(job))
+                    jobs.append(job)
+                except WorkerError as error:
+                    failures[job.entry] = str(error)
+        except Exception:
+            self._abstain()
+            raise
         if not jobs:
+            self._abstain()
             return failures
-        rows = self._tower.encode(items)
+        rows = self._tower.encode(items, batch=order.batch)
         counts = [job.item.layout.n_tokens for job in jobs]
         if tuple(rows.shape) != (sum(counts), self._tower.row_width):
             raise TowerError(
@@ -120,18 +141,22 @@ class TowerRunner:
             )
         hidden = self._tower.spec.hidden
         start = 0
-        for job, finite in zip(jobs, finite_rows(rows, counts), strict=True):
-            part = rows[start : start + job.item.layout.n_tokens]
-            start += job.item.layout.n_tokens
-            if not finite:
-                failures[job.entry] = "the tower's rows are not finite"
-                continue
-            halves = (part[:, :hidden], part[:, hidden:]) if job.item.layout.levels else (part,)
-            self._memory.put(job.extents, halves)
-        if rows.is_cuda:
-            # The copies into pinned memory are under way; a write must not overtake them.
-            torch.cuda.synchronize(rows.device)
+        finite = finite_rows(rows, counts)
+        with copy_stream(rows.device):  # left when the copies have ended: a write must not overtake them
+            for job, sound in zip(jobs, finite, strict=True):
+                part = rows[start : start + job.item.layout.n_tokens]
+                start += job.item.layout.n_tokens
+                if not sound:
+                    failures[job.entry] = "the tower's rows are not finite"
+                    continue
+                halves = (part[:, :hidden], part[:, hidden:]) if job.item.layout.levels else (part,)
+                self._memory.put(job.extents, halves)
         return failures
+
+    def _abstain(self) -> None:
+        """Instead of the tower, so that the other ranks do not wait for this one."""
+        if self._parallel is not None:
+            self._parallel.agree(False)
 
     def _item(self, job: Job) -> TowerItem:
         """Raises WorkerError for what is wrong with this item alone."""
@@ -164,7 +189,8 @@ class TowerRunner:
         if isinstance(answer, BatchEncoded) and len(answer.failures) < len(order.jobs):
             cost = _cost(order)
             tokens, before_s = self._recent
-            self._recent = (RATE_DECAY * tokens + max(cost, RATE_TOKENS), RATE_DECAY * before_s + seconds)
+            counted = max(cost, self._full_tokens)
+            self._recent = (RATE_DECAY * tokens + counted, RATE_DECAY * before_s + seconds)
             pace = seconds / cost
             known = self._seconds_per_token
             self._seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)

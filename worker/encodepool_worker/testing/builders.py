@@ -50,6 +50,7 @@ def make_receiver(
     main_ptr: int = 0x10_0000,
     span: int | None = None,
     status_port: int = 5000,
+    rank: int = 0,
 ) -> Receiver:
     """A receiver whose contract fits ``layout``; it wants ``rows`` [start, stop), or all."""
     layout = layout or make_layout()
@@ -67,16 +68,26 @@ def make_receiver(
         fanout=fanout,
         row_start=start,
         span=layout.n_tokens if span is None else span,
+        rank=rank,
     )
 
 
-def make_shards(sessions: Sequence[str], *, layout: RowLayout | None = None) -> list[Receiver]:
-    """Receivers that share the rows as prefill ranks do."""
+def make_shards(
+    sessions: Sequence[str], *, layout: RowLayout | None = None, n_ranks: int = 1
+) -> list[Receiver]:
+    """Receivers that share the rows as prefill ranks do, as many at each encode rank."""
     layout = layout or make_layout()
     n = len(sessions)
+    fanout = n // n_ranks
     return [
-        make_receiver(session, layout=layout, fanout=n, rows=balanced_shard(layout.n_tokens, n, rank))
-        for rank, session in enumerate(sessions)
+        make_receiver(
+            session,
+            layout=layout,
+            fanout=fanout,
+            rows=balanced_shard(layout.n_tokens, n, place),
+            rank=place // fanout,
+        )
+        for place, session in enumerate(sessions)
     ]
 
 

@@ -9,6 +9,8 @@ from ..core.events import (
     Announced,
     BatchEncoded,
     BatchFailed,
+    Demoted,
+    DemoteFailed,
     DrainStarted,
     Event,
     Refused,
@@ -37,6 +39,7 @@ class Driver:
         self.witness = Witness(self.limits)
         self.n_submitted = 0
         self.batch: do.RunBatch | None = None
+        self.demotes: dict[int, do.Demote] = {}  # copies under way, by entry
         self.writes: dict[int, do.Write] = {}  # under way
         self.late: dict[int, do.Write] = {}  # timed out, engine not known to have let go
 
@@ -55,6 +58,8 @@ class Driver:
         for instruction in out:
             if isinstance(instruction, do.RunBatch):
                 self.batch = instruction
+            elif isinstance(instruction, do.Demote):
+                self.demotes[instruction.entry] = instruction
             elif isinstance(instruction, do.Write):
                 self.writes[instruction.write] = instruction
         self.witness.observe(event, out, now_s)
@@ -101,8 +106,14 @@ class Driver:
             due_s = self.pipeline.next_deadline_s()
             self.clock.now_s = until_s if due_s is None else max(self.clock.now_s, min(due_s, until_s))
             out += self.feed(Tick())
-            if self.clock.now_s >= until_s:
+            if self.clock.now_s >= until_s and not self.is_behind:
                 return out
+
+    @property
+    def is_behind(self) -> bool:
+        """The pipeline wants another turn at once."""
+        due_s = self.pipeline.next_deadline_s()
+        return due_s is not None and due_s <= self.clock.now_s
 
     # answers
 
@@ -118,6 +129,12 @@ class Driver:
         assert self.batch is not None, "no batch is under way"
         batch, self.batch = self.batch, None
         return self.feed(BatchFailed(batch.batch, reason))
+
+    def demoted(self, entry: int | None = None, *, failed: bool = False) -> list[Instruction]:
+        """A copy into the second tier is done: the oldest, unless ``entry`` says which."""
+        order = self.demotes.pop(next(iter(self.demotes)) if entry is None else entry)
+        event = DemoteFailed(order.entry, "no such address") if failed else Demoted(order.entry)
+        return self.feed(event)
 
     def find_write(self, room: int, session: str) -> int:
         matches = [
@@ -161,14 +178,16 @@ class Driver:
 
     def finish(self) -> None:
         """Answer all that is open, let all time pass, and check that nothing is left."""
-        while self.batch or self.writes or self.late or self.pipeline.snapshot().queue_items:
+        while self.batch or self.demotes or self.writes or self.late or self.pipeline.snapshot().queue_items:
             if self.batch:
                 self.encoded()
+            for entry in list(self.demotes):
+                self.demoted(entry)
             for write in list(self.writes.values()):
                 self.land(write.room, write.receiver.session)
             for write in list(self.late.values()):
                 self.settle(write.room, write.receiver.session)
-            if not self.batch and not self.writes:
+            if not self.batch and not self.writes and not self.demotes:
                 self.wait(self.limits.park_s)
         limits = self.limits
         self.wait(limits.announce_s + limits.queue_s + limits.park_s + 2 * limits.quarantine_s)
@@ -178,7 +197,7 @@ class Driver:
         assert {n for s, n in snapshot.rooms_by_state.items() if s not in ("done", "failed")} == {0}
         assert (snapshot.queue_items, snapshot.queue_cost, snapshot.batch_items) == (0, 0, 0)
         assert (snapshot.writes_in_flight, snapshot.writes_quarantined) == (0, 0)
-        assert (store.pinned_bytes, store.unclaimed_bytes) == (0, 0)
+        assert (store.pinned_bytes, store.unclaimed_bytes, store.moving) == (0, 0, 0)
         assert store.free_bytes + store.bytes_by_state["cached"] == store.capacity_bytes
         self.wait(limits.tombstone_s)
         assert set(self.pipeline.snapshot().rooms_by_state.values()) == {0}
@@ -188,8 +207,13 @@ class Driver:
         """What must hold between any two events."""
         snapshot = self.pipeline.snapshot()
         store = snapshot.store
-        assert sum(store.bytes_by_state.values()) + store.free_bytes == store.capacity_bytes
-        assert 0 <= store.unclaimed_bytes <= store.capacity_bytes // 2
+        for tier in store.tiers:
+            assert sum(tier.bytes_by_state.values()) + tier.free_bytes == tier.capacity_bytes
+            assert all(n >= 0 for n in tier.bytes_by_state.values())
+        assert store.tiers[0].capacity_bytes <= self.limits.store_bytes
+        assert sum(tier.capacity_bytes for tier in store.tiers[1:]) <= self.limits.second_tier_bytes
+        assert 0 <= store.unclaimed_bytes <= store.tiers[0].capacity_bytes // 2
+        assert store.moving == len(self.witness.copies) <= self.limits.max_demotions
         assert (
             snapshot.rooms_by_state["done"] + snapshot.rooms_by_state["failed"] <= self.limits.max_tombstones
         )

@@ -9,6 +9,8 @@ from ..core.events import (
     Announced,
     BatchEncoded,
     BatchFailed,
+    Demoted,
+    DemoteFailed,
     Event,
     Submitted,
     WriteFailed,
@@ -24,7 +26,7 @@ from .builders import rows_of
 
 @dataclass
 class Outstanding:
-    """A write that may still read the region and touch its receiver's memory."""
+    """A write that may still read the store and touch its receiver's memory."""
 
     order: do.Write
     key: bytes
@@ -40,7 +42,8 @@ class Witness:
     - A receiver is told one verdict for each frame that it was owed one for, and none unasked.
     - Success: its own write has landed since, with the right bytes, where its frame said.
     - Failed: no write to it is under way or may land late.
-    - The tower never gets bytes that a write may still read; a write never reads others' bytes.
+    - Neither tower nor copies get bytes that a write may still read; a write never reads others' bytes.
+    - The source of a copy into the second tier stays as it is until the copy has answered.
     - A room that lived ends once.
     """
 
@@ -53,6 +56,7 @@ class Witness:
     owed: dict[tuple[int, str], Receiver] = field(default_factory=dict)
     landed: dict[tuple[int, str], do.Write] = field(default_factory=dict)
     batch: do.RunBatch | None = None
+    copies: dict[int, do.Demote] = field(default_factory=dict)  # by entry
     writes: dict[int, Outstanding] = field(default_factory=dict)
     ends: Counter[int] = field(default_factory=Counter)
     lives: set[int] = field(default_factory=set)
@@ -60,7 +64,7 @@ class Witness:
     drained: int = 0
 
     def __post_init__(self) -> None:
-        self.memory = bytearray(self.limits.store_bytes)
+        self.memory = bytearray(self.limits.store_bytes + self.limits.second_tier_bytes)
 
     def expect_new_life(self, room: int) -> None:
         """The room is not known any more; what comes next is another room with its number."""
@@ -84,9 +88,14 @@ class Witness:
                 self.batch = None
             case BatchFailed():
                 self.batch = None
+            case Demoted(entry):
+                order = self.copies.pop(entry)
+                self._put(order.target, self._get(order.source))  # as if it had been copied just now
+            case DemoteFailed(entry):
+                self._spoil(self.copies.pop(entry).target)
             case Written(write):
-                order = self.writes.pop(write).order
-                self.landed[order.room, order.receiver.session] = order
+                landed = self.writes.pop(write).order
+                self.landed[landed.room, landed.receiver.session] = landed
             case WriteFailed(write, _, may_land_late):
                 if may_land_late:
                     self.writes[write].failed_s = now_s
@@ -124,6 +133,8 @@ class Witness:
                     assert all(job.pixels != handle for job in running), "dropped under the tower"
                 case do.RunBatch():
                     self._run(instruction)
+                case do.Demote():
+                    self._copy(instruction)
                 case do.Write():
                     self._write(instruction)
                 case do.SendStatus(room, receiver, status):
@@ -142,6 +153,7 @@ class Witness:
         """When nothing is left to do."""
         assert not self.owed, f"never told: {sorted(self.owed)}"
         assert not self.writes
+        assert not self.copies
         assert all(n == 1 for n in self.answered.values())
         assert all(n == 1 for n in self.credits.values()), f"credit missing: {self.credits}"
         assert all(n == 1 for n in self.pixels.values()), f"pixels missing: {self.pixels}"
@@ -154,7 +166,21 @@ class Witness:
         for job in batch.jobs:
             assert not self.pixels[job.pixels], "pixels are gone"
             assert sum(e.nbytes for e in job.extents) == job.item.layout.nbytes
-            self._put(job.extents, bytes([0xEE]) * job.item.layout.nbytes)  # half-made rows
+            self._is_in_tier(job.extents, 0)
+            self._spoil(job.extents)  # half-made rows
+
+    def _copy(self, order: do.Demote) -> None:
+        assert order.entry not in self.copies, "two copies of one entry"
+        assert sum(e.nbytes for e in order.source) == sum(e.nbytes for e in order.target)
+        self._is_in_tier(order.source, 0)
+        self._is_in_tier(order.target, 1)
+        self.copies[order.entry] = order
+        self._spoil(order.target)
+
+    def _is_in_tier(self, extents: Sequence[ByteRange], tier: int) -> None:
+        first = tier * self.limits.store_bytes
+        nbytes = self.limits.second_tier_bytes if tier else self.limits.store_bytes
+        assert all(first <= e.start < e.stop <= first + nbytes for e in extents), f"not in tier {tier}"
 
     def _write(self, order: do.Write) -> None:
         item = self.keys[order.room]
@@ -190,6 +216,12 @@ class Witness:
         if status is Status.SUCCESS and receiver.n_rows:
             assert landed is not None, f"{who} told Success without a write"
             assert landed.receiver == frame, f"{who} told Success for a write to another place"
+
+    def _get(self, extents: Sequence[ByteRange]) -> bytes:
+        return b"".join(self.memory[e.start : e.stop] for e in extents)
+
+    def _spoil(self, extents: Sequence[ByteRange]) -> None:
+        self._put(extents, bytes([0xEE]) * sum(e.nbytes for e in extents))
 
     def _put(self, extents: Sequence[ByteRange], content: bytes) -> None:
         for piece in byte_slices(extents, 0, len(content), 0):

@@ -4,12 +4,13 @@ Who does what, in this order, on every rank:
 
 1. ``join`` once per process, from whichever thread; all ranks at the same (host, port): the
    dist-init address. It returns when all ranks are there, GroupLost after ``JOIN_TIMEOUT_S``.
+   ``word`` must be the same on all: whoever has another one is sent away before he is one of them.
    Rank 0 listens at that address only. gloo (CPU) opens further connections between the ranks, on the
    interface that ``GLOO_SOCKET_IFNAME`` names (``lo`` for a group of one machine), else on the
    one of the host's name: set the variable in the environment that starts the rank.
    With a GPU the ranks of one host have a device each: pass ``cuda:N`` here and to ``load_tower``.
 2. ``load_tower(..., parallel=...)`` reads this rank's part of the weights and returns once all
-   ranks have theirs.
+   ranks have theirs. Rank 0 may ``publish`` what the others ``look_up``.
 3. ``tower.warm_up()`` on all ranks, then for every batch **the same number of votes on all**:
    ``tower.encode(items, batch=number)``, or ``agree(False)`` instead of it on a rank that cannot
    take part (its pixels are gone, its store is full); then ``agree(ok)`` once more where something
@@ -137,6 +138,17 @@ class TensorParallel:
             self._store.set(names[self.rank], "here")
             self._store.wait(names, timedelta(seconds=timeout_s))
 
+    def publish(self, name: str, text: str) -> None:
+        """Leave a text where the ranks meet. Raises GroupLost."""
+        with _collective():
+            self._store.set(f"text/{name}", text)
+
+    def look_up(self, name: str, timeout_s: float = JOIN_TIMEOUT_S) -> str:
+        """The text that a rank published; waits for it. Raises GroupLost."""
+        with _collective():
+            self._store.wait([f"text/{name}"], timedelta(seconds=timeout_s))
+            return bytes(self._store.get(f"text/{name}")).decode()
+
     def leave(self) -> None:
         """End this process's part. Ranks still in a collective get GroupLost."""
         dist.destroy_process_group()
@@ -158,11 +170,12 @@ def join(
     port: int,
     device: torch.device,
     *,
+    word: str = "",
     join_timeout_s: float = JOIN_TIMEOUT_S,
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
 ) -> TensorParallel:
-    """Meet the other ranks at (host, port). Raises ConfigError for an address, GroupLost for a rank
-    that does not come."""
+    """Meet the other ranks at (host, port). Raises ConfigError for an address or another ``word``
+    than rank 0's, GroupLost for a rank that does not come."""
     if not 0 <= rank < size:
         raise ConfigError([f"rank must be in [0, {size}), is {rank}"])
     listener = _listen(host, port, size) if rank == 0 else None
@@ -174,8 +187,10 @@ def join(
             size,
             is_master=rank == 0,
             timeout=timedelta(seconds=join_timeout_s),
+            wait_for_workers=False,
             master_listen_fd=None if listener is None else listener.detach(),
         )
+        _introduce(store, rank, size, word, join_timeout_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -185,6 +200,20 @@ def join(
             device_id=device if device.type == "cuda" else None,
         )
     return TensorParallel(rank, size, store, device)
+
+
+def _introduce(store: Store, rank: int, size: int, word: str, timeout_s: float) -> None:
+    """Wait for all ranks, none of which has another word. The group's own timeout is too short for that:
+    ranks may come minutes apart."""
+    if rank == 0:
+        store.set("word", word)
+    else:
+        store.wait(["word"], timedelta(seconds=timeout_s))
+        leader = bytes(store.get("word")).decode()
+        if leader != word:
+            raise ConfigError([f"rank {rank} is of another start of the group: {word}, rank 0 is {leader}"])
+    store.set(f"came/{rank}", "")
+    store.wait([f"came/{other}" for other in range(size)], timedelta(seconds=timeout_s))
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:

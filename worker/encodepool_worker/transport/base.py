@@ -24,8 +24,12 @@ class Engine(Protocol):
         """Names this engine to its peers: ``host:port``."""
         ...
 
-    def register(self, ptr: int, nbytes: int) -> None:
-        """Make [ptr, ptr + nbytes) a source here and a target for peers. Raises RegistrationFailed."""
+    def register(self, ptr: int, nbytes: int, *, receives: bool = True) -> None:
+        """Make [ptr, ptr + nbytes) a source here and a target for peers. Raises RegistrationFailed.
+
+        Without ``receives`` peers may not write there, where the engine can keep them from it:
+        ``tcp`` does, Mooncake knows no such memory (any peer may write whatever is registered).
+        """
         ...
 
     def unregister(self, ptr: int) -> None:

@@ -7,6 +7,15 @@ BACKENDS = ("mooncake", "tcp")
 TIMEOUT_S = 5.0
 
 
+def reads_device_memory(backend: str) -> bool:
+    """Whether engines of this backend, as installed here, can send from a GPU's memory."""
+    if backend == "mooncake":
+        from .mooncake import is_cuda_build
+
+        return is_cuda_build()
+    return False
+
+
 def make_engine(
     backend: str,
     host: str,

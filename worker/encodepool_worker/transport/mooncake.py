@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .base import MAX_SLICES_PER_BATCH, RawSlice
 from .ranges import Ranges
 
 PROTOCOLS = ("tcp", "rdma")
+CUDA_WHEELS = ("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
@@ -66,7 +68,8 @@ class MooncakeEngine:
     def session(self) -> str:
         return self._session
 
-    def register(self, ptr: int, nbytes: int) -> None:
+    def register(self, ptr: int, nbytes: int, *, receives: bool = True) -> None:
+        """``receives`` changes nothing: Mooncake registers all memory for reading and writing alike."""
         self._ranges.add(ptr, nbytes)
         code = self._alive().register_memory(ptr, nbytes)
         if code != 0:
@@ -168,6 +171,21 @@ def _seconds(name: str, default_s: float) -> float:
         return float(os.environ[name])
     except (KeyError, ValueError):
         return float(default_s)
+
+
+def is_cuda_build() -> bool:
+    """Whether the wheel installed here knows a GPU's memory: over TCP it copies it to the host first.
+
+    The others take such an address for one of the host's and die of reading it. Their module is
+    the same, so only the name of the wheel tells.
+    """
+    for name in CUDA_WHEELS:
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            continue
+        return True
+    return False
 
 
 def _load() -> Any:

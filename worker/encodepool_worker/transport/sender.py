@@ -20,45 +20,48 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import TransportError, WriteRefused, WriteTimedOut, WriteTorn
+from ..errors import TransportError, WriteRefused
 from ..types import Slice
 from .base import Done, Engine, Failed, SenderEvent, Settled
+from .deadlines import Deadlines
 from .engine_pool import EnginePool
 from .lanes import Lanes, join_all
 from .peer_book import PeerBook
-from .sender_types import Peer, PeerState, Probe, QueuedWrite, SenderLimits, SenderSnapshot, Unsettled
-
-_OUTCOMES: dict[type[Exception], str] = {
-    WriteRefused: "refused",
-    WriteTimedOut: "timed out",
-    WriteTorn: "torn",
-}
+from .regions import Region, Regions
+from .sender_types import (
+    Peer,
+    PeerState,
+    Probe,
+    QueuedWrite,
+    SenderLimits,
+    SenderSnapshot,
+    Unsettled,
+    outcome_of,
+)
 
 
 class Sender:
-    """Writes slices of one region to peers; see the module's text. Thread-safe.
+    """Writes slices of its regions to peers; see the module's text. Thread-safe.
 
     ``post`` is called from the sender's threads with, for each submitted write, exactly one Done
     or Failed, and one Settled after a Failed that may land late. Nothing is posted once ``close``
-    has returned. Making a Sender makes the first engine and registers the region with it: raises
+    has returned. Making a Sender makes the first engine and registers the regions with it: raises
     TransportError.
     """
 
     def __init__(
         self,
         make_engine: Callable[[], Engine],
-        region_ptr: int,
-        region_nbytes: int,
+        regions: Sequence[Region],
         post: Callable[[SenderEvent], None],
         limits: SenderLimits | None = None,
     ) -> None:
         self._limits = limits = limits or SenderLimits()
-        self._region_ptr = region_ptr
+        self._regions = Regions(regions)
         self._post = post
         self._pool = EnginePool(
             make_engine,
-            region_ptr,
-            region_nbytes,
+            self._regions.all,
             engines=limits.engines,
             max_engines=limits.max_engines,
             open_timeout_s=limits.open_timeout_s,
@@ -92,8 +95,9 @@ class Sender:
         return self._pool.session
 
     def submit(self, write_id: int, session: str, slices: Sequence[Slice]) -> None:
-        """Write slices of the region to a peer. Never blocks, never raises."""
-        raw = [(self._region_ptr + one.source, one.target, one.nbytes) for one in slices if one.nbytes]
+        """Write slices of the regions to a peer. Never blocks; raises for bytes outside of them."""
+        address = self._regions.address
+        raw = [(address(one.source, one.nbytes), one.target, one.nbytes) for one in slices if one.nbytes]
         write = QueuedWrite(write_id, raw, sum(nbytes for _, _, nbytes in raw))
         now_s = time.monotonic()
         with self._lock:
@@ -133,6 +137,10 @@ class Sender:
                 for one in peer.unsettled:
                     if one.write_id == write_id:
                         return self._retire(peer, one)
+
+    def registered(self, session: str) -> None:
+        """A peer introduced itself: it may have restarted under a session used before. Never blocks."""
+        self._pool.renew(session)
 
     def snapshot(self) -> SenderSnapshot:
         engines, stuck = self._pool.counts()
@@ -215,8 +223,8 @@ class Sender:
             try:
                 self._pool.write(peer.session, write.slices)
             except WriteRefused:
-                # Nothing is under way, so it may be tried again: an idle connection may have been
-                # cut on its way, or the peer's listener restarted.
+                # Nothing is under way, so it may be tried again: an idle connection may have been cut
+                # on its way, or the peer restarted under its old session; then on another engine.
                 self._pool.write(peer.session, write.slices)
         except Exception as exc:  # noqa: BLE001 - becomes the write's answer; a lane outlives it
             self._write_failed(peer, write, exc)
@@ -242,7 +250,7 @@ class Sender:
         engine = self._pool.engine_of(peer.session)
         released = getattr(error, "released", False)
         with self._lock:
-            self._outcomes[_OUTCOMES.get(type(error), "error")] += 1
+            self._outcomes[outcome_of(error)] += 1
             peer.busy = False
             peer.failures += 1
             if may_land_late:
@@ -296,8 +304,8 @@ class Sender:
         while True:
             closed = self._pool.close_retired()
             with self._lock:
-                for peer in list(self._troubled) if closed else ():
-                    done = [one for one in peer.unsettled if one.engine in closed]
+                for peer in list(self._troubled) if closed is not None else ():
+                    done = [one for one in peer.unsettled if one.engine == closed]
                     self._settle(peer, done, by_probe=False)
                 wait_s = self._act_on_deadlines(time.monotonic())
                 events = list(self._outbox)
@@ -319,37 +327,20 @@ class Sender:
         """Do what is due; the seconds until something else will be."""
         if self._closing:
             return None
-        limits = self._limits
-        due_s = []
-        for probe in self._probes:
-            late_s = probe.started_s + limits.probe_timeout_s
-            if now_s < late_s:
-                due_s.append(late_s)
-            elif probe.peer.state is PeerState.PROBING:
+        due = Deadlines(now_s, self._limits)
+        for probe in due.unanswered(self._probes):
+            if probe.peer.state is PeerState.PROBING:
                 self._break(probe.peer, f"{probe.peer.session} does not answer", 0.0)
-        unsettled = [(peer, one) for peer in self._troubled for one in peer.unsettled]
-        too_much = sum(one.nbytes for _, one in unsettled) > limits.max_unsettled_bytes
-        for peer, one in unsettled:
-            end_s = one.since_s + limits.max_unsettled_s
-            if now_s < end_s and not too_much:
-                due_s.append(end_s)
-            else:
-                self._retire(peer, one)
-                due_s.append(now_s + limits.probe_pause_s)
-        for peer in self._troubled:
-            if peer.probe is None and not peer.busy:
-                if now_s < peer.probe_again_s:
-                    due_s.append(peer.probe_again_s)
-                elif len(self._probes) < limits.max_probes:
-                    self._begin_probe(peer)
-                    due_s.append(now_s + limits.probe_timeout_s)
-                else:
-                    due_s.append(now_s + limits.probe_pause_s)
+        for peer, one in due.given_up(self._troubled):
+            self._retire(peer, one)
+        for peer in due.to_probe(self._troubled, len(self._probes)):
+            self._begin_probe(peer)
+        due.look_at(self._pool.close_due_s())
         self._watching_lanes = bool(self._ready) and self._lanes.busy == len(self._lanes)
         if self._watching_lanes:
             self._lanes.replace_held()
-            due_s.append(now_s + limits.lane_patience_s / 4)
-        return max(0.0, min(due_s) - now_s) if due_s else None
+            due.look_at(now_s + self._limits.lane_patience_s / 4)
+        return due.wait_s
 
     def _retire(self, peer: Peer, one: Unsettled) -> None:
         if one.released or one.engine is None:

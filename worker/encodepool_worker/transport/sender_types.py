@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..errors import WriteRefused, WriteTimedOut, WriteTorn
 from .base import RawSlice
 
 
@@ -61,6 +62,18 @@ class SenderSnapshot:
     written_bytes: int
     write_seconds: float
     outcomes: dict[str, int]
+
+
+def outcome_of(error: Exception) -> str:
+    """The name under which a failed write is counted."""
+    match error:
+        case WriteRefused():
+            return "refused"
+        case WriteTimedOut():
+            return "timed out"
+        case WriteTorn():
+            return "torn"
+    return "error"
 
 
 class PeerState(Enum):

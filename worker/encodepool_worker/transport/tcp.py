@@ -52,7 +52,8 @@ class TcpEngine:
     ) -> None:
         self._timeout_s = timeout_s
         self._faults = faults if faults is not None else Faults()
-        self._ranges = Ranges()
+        self._ranges = Ranges()  # of these, all may be read here,
+        self._targets = Ranges()  # and these may be written by peers
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -82,13 +83,16 @@ class TcpEngine:
         """What goes wrong with writes that peers send here."""
         return self._faults
 
-    def register(self, ptr: int, nbytes: int) -> None:
+    def register(self, ptr: int, nbytes: int, *, receives: bool = True) -> None:
         if self._closed:
             raise RegistrationFailed("the engine is closed")
         self._ranges.add(ptr, nbytes)
+        if receives:
+            self._targets.add(ptr, nbytes)
 
     def unregister(self, ptr: int) -> None:
         """Returns when no peer's write can touch the range any more."""
+        self._targets.remove(ptr)
         if not self._ranges.remove(ptr):
             return
         with self._lock:
@@ -99,7 +103,7 @@ class TcpEngine:
         self._faults.forget_held()
 
     def _reaches_unregistered(self, sock: socket.socket) -> bool:
-        return self._ranges.missing(self._busy[sock]) is not None
+        return self._targets.missing(self._busy[sock]) is not None
 
     # --- the writing side
 
@@ -179,15 +183,22 @@ class TcpEngine:
                 if idle is not None and not idle:
                     del self._idle[session]
             if sock is None:
+                self._forget_ended()
                 return self._connect(session, self._timeout_s)
-            sock.setblocking(False)
-            try:
-                sock.recv(1)  # nothing may arrive on an idle connection but its end
-            except BlockingIOError:
-                sock.settimeout(self._timeout_s)
+            if not _has_ended(sock):
                 return sock
-            except OSError:
-                pass
+            self._drop(sock)
+
+    def _forget_ended(self) -> None:
+        """Drop the idle connections of peers that are gone: nobody writes to their sessions again."""
+        with self._lock:
+            idle = [(session, sock) for session, socks in self._idle.items() for sock in socks]
+            ended = [(session, sock) for session, sock in idle if _has_ended(sock)]
+            for session, sock in ended:
+                self._idle[session].remove(sock)
+                if not self._idle[session]:
+                    del self._idle[session]
+        for _, sock in ended:
             self._drop(sock)
 
     def _connect(self, session: str, timeout_s: float) -> socket.socket:
@@ -273,7 +284,7 @@ class TcpEngine:
         raw = _receive(sock, count * TARGET.size)
         targets: list[tuple[int, int]] = list(TARGET.iter_unpack(raw))
         with self._lock:  # with unregister: either it waits for us, or we see the range gone
-            known = self._ranges.missing(targets) is None
+            known = self._targets.missing(targets) is None
             if known:
                 self._busy[sock] = targets
         if not known:
@@ -291,7 +302,7 @@ class TcpEngine:
             self._changed.notify_all()
         if fault is Fault.LATE:
             sock.recv(1)  # no answer: the peer waits until it gives up
-        if fault in (Fault.LATE, Fault.DROP):
+        if fault in (Fault.LATE, Fault.DROP, Fault.TRUNCATE):
             return False
         self._faults.wait_before_answer()
         sock.sendall(VERDICT.pack(number, GO))
@@ -320,6 +331,21 @@ class TcpEngine:
             self._idle.clear()
         for sock in idle:
             self._drop(sock)
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether an idle connection is of no use any more: nothing may arrive on it but its end."""
+    timeout_s = sock.gettimeout()
+    sock.setblocking(False)
+    try:
+        sock.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    finally:
+        sock.settimeout(timeout_s)
+    return True
 
 
 def _shut(sock: socket.socket) -> None:

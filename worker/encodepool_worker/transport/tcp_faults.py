@@ -10,7 +10,9 @@ class Fault(Enum):
     """What happens to one incoming write."""
 
     DROP = "drop"  # received, thrown away, the connection closed without an answer
+    TRUNCATE = "truncate"  # the first half of each slice landed, the connection closed without an answer
     CORRUPT = "corrupt"  # one bit of the first byte flipped, then acknowledged
+    REORDER = "reorder"  # landed piece by piece, the last one first, then acknowledged
     DUPLICATE = "duplicate"  # landed and acknowledged, and once more with ``land``
     LATE = "late"  # received but not answered; lands with ``land``
 
@@ -89,7 +91,11 @@ class Faults:
             if fault is Fault.CORRUPT:
                 ptr, first = payload[0]
                 payload = [(ptr, bytes([first[0] ^ 1]) + first[1:]), *payload[1:]]
-            if fault in (Fault.CORRUPT, Fault.DUPLICATE):
+            if fault is Fault.TRUNCATE:
+                payload = [(ptr, data[: len(data) // 2]) for ptr, data in payload]
+            if fault is Fault.REORDER:
+                payload = [piece for ptr, data in reversed(payload) for piece in _backwards(ptr, data)]
+            if fault not in (Fault.DROP, Fault.LATE):
                 for ptr, data in payload:
                     ctypes.memmove(ptr, data, len(data))
 
@@ -104,3 +110,8 @@ class Faults:
             self._ended = True
             self._held.clear()
             self._changed.notify_all()
+
+
+def _backwards(ptr: int, data: bytes, piece_bytes: int = 4096) -> list[tuple[int, bytes]]:
+    starts = range(0, len(data), piece_bytes)
+    return [(ptr + start, data[start : start + piece_bytes]) for start in reversed(starts)]

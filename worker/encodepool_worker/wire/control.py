@@ -37,7 +37,7 @@ Frame = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A prefill rank presents itself. Nothing depends on it: transfer infos say all of it again."""
+    """A prefill rank presents itself. Transfer infos say all of it again."""
 
     session: str
     host: str
@@ -46,8 +46,8 @@ class Registration:
     deepstack_ptr: int = 0
 
 
-def decode_control(frames: Sequence[Frame]) -> Registration | tuple[int, Receiver]:
-    """A frame for the encode side: a Registration, or (room, receiver). Raises WireError."""
+def decode_control(frames: Sequence[Frame], rank: int = 0) -> Registration | tuple[int, Receiver]:
+    """A frame for encode rank ``rank``: a Registration, or (room, receiver). Raises WireError."""
     if not frames:
         raise WireError("frame", 0, "a message of 6 or 13 parts")
     if bytes(frames[0][:64]) == REGISTRATION_ROOM:
@@ -74,6 +74,7 @@ def decode_control(frames: Sequence[Frame]) -> Registration | tuple[int, Receive
         fanout=_number("required_dst_info_num", frames[10], 1, 2**31),
         row_start=_number("row_start", frames[11], 0, 2**31),
         span=_number("span", frames[12], 0, 2**31),
+        rank=rank,
     )
     return room, receiver
 

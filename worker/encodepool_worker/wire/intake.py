@@ -17,12 +17,18 @@ import msgspec
 from ..errors import WireError
 from ..types import DTYPE_BYTES, ROOM_LIMIT, Grid, Item, Modality, TowerSpec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of a header: frontend and rank 0 come from one image, or not at all."""
 
 INTAKE_SOCKET = "intake.ipc"
 BACK_SOCKET = "back.ipc"
 """In the pod's run folder; rank 0 binds both."""
+
+
+def back_socket(rank: int) -> str:
+    """A follower has the way back alone, for its State."""
+    return f"back-{rank}.ipc" if rank else BACK_SOCKET
+
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_SIDE_TENSORS = 16
@@ -100,7 +106,7 @@ class Refuse(_Message, frozen=True, kw_only=True):
 
 
 class Abort(_Message, frozen=True, kw_only=True):
-    """Nobody wants this room any more."""
+    """Whoever submitted this room has given up before it was told that the item was taken."""
 
     room: int
     reason: str
@@ -113,9 +119,10 @@ class Drain(_Message, frozen=True, kw_only=True):
 
 
 class Admitted(_Message, frozen=True, kw_only=True):
-    """Submission ``seq`` was taken."""
+    """Submission ``seq`` was taken; ``repeated``: an earlier one had brought the same item to its room."""
 
     seq: int
+    repeated: bool = False
 
 
 class Refused(_Message, frozen=True, kw_only=True):
@@ -127,11 +134,12 @@ class Refused(_Message, frozen=True, kw_only=True):
 
 
 class Credit(_Message, frozen=True, kw_only=True):
-    """The item of ``seq`` no longer waits for the tower: its cost and pixels are free again."""
+    """The item of ``seq`` no longer waits for the tower: its cost and pixels are free again.
+
+    How much that is the frontend knows, which charged the submission.
+    """
 
     seq: int
-    cost: int
-    pixel_bytes: int
 
 
 class State(_Message, frozen=True, kw_only=True):
@@ -144,8 +152,6 @@ class State(_Message, frozen=True, kw_only=True):
 
     turn_s: float
     routed: bool
-    ready: bool
-    draining: bool
     queue_items: int
     queue_cost: int
     batch_age_s: float | None = None

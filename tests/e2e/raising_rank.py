@@ -1,0 +1,61 @@
+"""``encodepool-worker serve`` of several ranks, one of which raises inside its tower on request.
+
+Rank ``RAISING`` fails in the middle of the forward pass of every image of ``TRIGGER`` patches; all
+else is the worker's own code. Used as the program of a ``RunningWorker``.
+"""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+RAISING = 1
+TRIGGER = (12, 14)
+"""Rows and columns of patches; no other test has such an image."""
+
+MODULE = "tests.e2e.raising_rank"
+WORDS = "made by the test"
+
+
+def serve(argv: list[str]) -> int:
+    """The supervisor, with another module in place of one rank's."""
+    from encodepool_worker import supervisor
+    from encodepool_worker.cli.main import main
+    from encodepool_worker.settings import Settings
+
+    children_of = supervisor.children_of
+
+    def spoiled(settings: Settings) -> list[supervisor.ChildSpec]:
+        return [
+            replace(child, command=(*child.command[:3], MODULE, *child.command[4:]))
+            if child.rank == RAISING
+            else child
+            for child in children_of(settings)
+        ]
+
+    supervisor.children_of = spoiled
+    return main(argv)
+
+
+def rank(argv: list[str]) -> int:
+    """One rank, as ``python -m encodepool_worker.shell``."""
+    from encodepool_worker.shell.__main__ import main
+    from encodepool_worker.towers import load
+
+    load_tower = load.load_tower
+
+    def spoiled(*args: Any, **kwargs: Any) -> Any:
+        tower: Any = load_tower(*args, **kwargs)
+
+        def fail(_module: Any, inputs: tuple[Any, ...]) -> None:
+            if inputs[0].shape[0] == TRIGGER[0] * TRIGGER[1]:
+                raise RuntimeError(WORDS)
+
+        tower.module.get_submodule("blocks.1.mlp").register_forward_pre_hook(fail)
+        return tower
+
+    load.load_tower = spoiled
+    return main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:]) if sys.argv[1:2] == ["serve"] else rank(sys.argv[1:]))

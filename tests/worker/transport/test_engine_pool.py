@@ -1,0 +1,218 @@
+"""Engines come and go: one at a time, and another one for a peer that restarted under its old name."""
+
+import ctypes
+import threading
+import time
+
+import pytest
+
+from encodepool_worker.errors import RegistrationFailed, WriteRefused, WriteTimedOut
+from encodepool_worker.transport import engine_pool
+from encodepool_worker.transport.base import Done, Failed
+from encodepool_worker.transport.engine_pool import EnginePool
+from encodepool_worker.transport.regions import Region
+
+HELD_S = 0.3
+"""How long closing a scripted engine stops every Python thread; Mooncake takes a second."""
+
+
+class Pulse:
+    """Threads that should run every few milliseconds; ``longest_s`` is how long one of them did not."""
+
+    def __init__(self, n_threads=8):
+        self._end = threading.Event()
+        self._longest_s = [0.0] * n_threads
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(n_threads)]
+
+    @property
+    def longest_s(self):
+        return max(self._longest_s)
+
+    def _run(self, number):
+        last_s = time.monotonic()
+        while not self._end.wait(0.005):
+            sum(range(20_000))  # some work, as a loop between two waits has
+            now_s = time.monotonic()
+            self._longest_s[number] = max(self._longest_s[number], now_s - last_s)
+            last_s = now_s
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def stopping_the_world(script):
+    """Engines whose end holds the interpreter, as the destructor of Mooncake's does."""
+    libc = ctypes.PyDLL(None)  # calls through it keep the interpreter lock
+    make = script.make
+
+    def make_one():
+        engine = make()
+        engine.close = lambda: libc.usleep(int(HELD_S * 1e6))
+        return engine
+
+    script.make = make_one
+    return script
+
+
+@pytest.fixture
+def pool_of(region):
+    def make(script, engines, max_engines):
+        return EnginePool(
+            script.make,
+            [Region(region.ptr, region.nbytes)],
+            engines=engines,
+            max_engines=max_engines,
+            open_timeout_s=0.2,
+            wait_s=1.0,
+        )
+
+    return make
+
+
+def test_engines_closed_at_the_end_leave_a_turn_to_everybody_else(stopping_the_world, pool_of):
+    """Four in a row would be four seconds of silence; the supervisor gives up after five."""
+    pool = pool_of(stopping_the_world, engines=4, max_engines=4)
+    for peer in range(4):
+        pool.write(f"p:{peer}", [(1, 2, 3)])
+    assert len(stopping_the_world.made) == 4
+    with Pulse() as pulse:
+        pool.close()
+    assert HELD_S * 0.9 < pulse.longest_s < 2 * HELD_S
+
+
+def test_retired_engines_are_closed_one_at_a_time(stopping_the_world, pool_of):
+    pool = pool_of(stopping_the_world, engines=3, max_engines=6)
+    for peer in range(3):
+        pool.write(f"p:{peer}", [(1, 2, 3)])
+    assert pool.close_due_s() is None
+    for number in range(3):
+        pool.retire(number)
+    closed = []
+    with Pulse() as pulse:
+        while (due_s := pool.close_due_s()) is not None:
+            time.sleep(max(0.0, due_s - time.monotonic()))  # what the sender's watcher does
+            number = pool.close_retired()
+            if number is not None:
+                assert pool.close_retired() is None, "not yet: it is the others' turn"
+                closed.append(number)
+    assert closed == [0, 1, 2]
+    assert pulse.longest_s < 2 * HELD_S
+    pool.close()
+
+
+def test_where_no_second_engine_can_be_made_the_first_serves_everybody(
+    sender_of, send, inbox, script, address
+):
+    make, tries = script.make, []
+
+    def make_one():
+        tries.append(None)
+        if script.made:
+            raise RegistrationFailed("no more memory can be registered")
+        return make()
+
+    sender = sender_of(make_engine=make_one)
+    for peer in "abc":
+        number = send(sender, address(f"{peer}:1"))
+        assert inbox.answer(number) == Done(number)
+    assert len(tries) == 2, "not again for every peer"
+
+
+# --- a peer that restarted under its old session
+
+
+@pytest.fixture
+def remembering(script):
+    """Engines that keep what they once learned of a session, as Mooncake keeps its data port."""
+    script.lives = {}
+
+    def write(engine, session, slices):
+        known = engine.__dict__.setdefault("seen", {})
+        life = known.setdefault(session, script.lives.get(session, 0))
+        if life != script.lives.get(session, 0):
+            raise WriteRefused("connection refused")
+        script.writes.append((script.made.index(engine), session))
+
+    script.write = write
+    return script
+
+
+def test_a_peer_that_restarted_under_its_old_session_is_reached_by_the_very_next_write(
+    remembering, sender_of, send, inbox, address
+):
+    sender = sender_of(make_engine=remembering.make)
+    assert inbox.answer(send(sender, address("p:1"))) == Done(1)
+    for life in range(1, 4):  # as often as there are engines
+        remembering.lives["p:1"] = life
+        number = send(sender, address("p:1"))
+        assert inbox.answer(number) == Done(number)
+    assert sender.snapshot().engines == 4
+    assert not any(engine.closed.is_set() for engine in remembering.made)
+
+
+def test_with_every_engine_knowing_it_one_is_given_up_at_most_once_a_while(
+    remembering, sender_of, send, inbox, address, wait_until, monkeypatch
+):
+    """A peer could otherwise make us close engine after engine, which stops everything each time."""
+    sender = sender_of(make_engine=remembering.make, engines=1, max_engines=2)
+    peer = address("p:1")
+    inbox.answer(send(sender, peer))
+    remembering.lives["p:1"] = 1
+    assert isinstance(inbox.answer(send(sender, peer)), Done)
+    remembering.lives["p:1"] = 2
+    assert isinstance(inbox.answer(send(sender, peer)), Failed)  # both engines know it
+    wait_until(lambda: remembering.made[0].closed.is_set(), what="the oldest engine's end")
+    wait_until(lambda: isinstance(inbox.answer(send(sender, peer)), Done), what="the third life")
+
+    remembering.lives["p:1"] = 3
+    for _ in range(5):
+        assert isinstance(inbox.answer(send(sender, peer)), Failed)
+    assert len(remembering.made) == 3, "not again so soon"
+    monkeypatch.setattr(engine_pool, "_RENEW_PAUSE_S", 0.0)
+    wait_until(lambda: isinstance(inbox.answer(send(sender, peer)), Done), what="the fourth life")
+
+
+def test_introducing_itself_again_and_again_closes_no_engine(remembering, sender_of, send, inbox, address):
+    sender = sender_of(make_engine=remembering.make)
+    sender.registered("p:1")
+    for _ in range(10):
+        number = send(sender, address("p:1"))
+        assert inbox.answer(number) == Done(number)
+        sender.registered("p:1")
+    assert len(remembering.made) == 4
+    assert not any(engine.closed.is_set() for engine in remembering.made)
+
+
+def test_a_write_that_is_refused_at_first_contact_makes_no_engines(sender_of, send, inbox, script, address):
+    """Whoever names memory it has not registered is refused, and costs nothing else."""
+
+    def write(engine, session, slices):
+        raise WriteRefused("not registered")
+
+    script.write = write
+    sender = sender_of(make_engine=script.make, engines=1)
+    for _ in range(6):
+        assert isinstance(inbox.answer(send(sender, address("p:1"))), Failed)
+    assert len(script.made) == 1
+
+
+def test_a_write_that_timed_out_makes_no_engines(sender_of, send, inbox, script, address):
+    sender = sender_of(make_engine=script.make, engines=1)
+    inbox.answer(send(sender, address("p:1")))
+
+    def write(engine, session, slices):
+        raise WriteTimedOut("no progress", released=True)
+
+    script.write = write
+    number = send(sender, address("p:1"))
+    assert inbox.answer(number).may_land_late
+    assert inbox.settled(number).by_probe
+    assert len(script.made) == 1

@@ -1,0 +1,123 @@
+"""The frontend of a pod without rank 0: probes and metrics about the pod's own ranks, nothing else.
+
+Requests, the route table and every control socket are rank 0's. This pod is ready once all its
+ranks have joined the group; afterwards each must report every second.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import zmq
+
+from ..errors import WireError
+from ..logs import get_logger
+from ..settings import Settings
+from ..wire import intake
+from .counts import Samples, exposition, from_loop
+from .health import GOOD, Health, Report
+from .http import HttpServer
+from .probes import probes_app
+
+TICK_S = 0.25
+
+
+class _Rank:
+    """What one rank has reported."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", run_dir: Path, rank: int) -> None:
+        self.rank = rank
+        self.health = Health(n_ranks=1)
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(f"ipc://{run_dir / intake.back_socket(rank)}")
+
+    def read(self) -> None:
+        while True:
+            try:
+                message, _ = intake.decode(self._socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except WireError as error:
+                get_logger().error("a message of a rank cannot be read", rank=self.rank, problem=str(error))
+                continue
+            if isinstance(message, intake.State):
+                self.health.heard(message)
+
+    def alive(self, now_s: float) -> Report:
+        return _named(self.rank, self.health.alive(now_s))
+
+    def ready(self, now_s: float) -> Report:
+        state = self.health.state
+        if state is None or not state.routed:
+            return Report(False, f"rank {self.rank} has not joined the group yet")
+        return _named(self.rank, self.health.ready(now_s, n_routed=1, serving=True))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class FollowerFrontend:
+    """Made and used on one event loop: ``start``, then ``run`` until told to stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        run_dir = Path(settings.run_dir)
+        self._ranks = [_Rank(self._context, run_dir, rank) for rank in settings.own_ranks]
+        app = probes_app(alive=self.alive, ready=self.ready, metrics=self.metrics)
+        self._probes = HttpServer(app, settings.host, settings.metrics_port, "probes and metrics")
+
+    async def start(self) -> int:
+        """The port of the probes. Raises ConfigError."""
+        port = await self._probes.start()
+        get_logger().info("listening", metrics_port=port)
+        return port
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop`` is set; the ranks end when rank 0 says so."""
+        told = ""
+        while not stop.is_set():
+            report = self.ready()
+            if report.reason != told:
+                told = report.reason
+                get_logger().info("readiness", good=report.good, reason=told)
+            try:
+                await asyncio.wait_for(stop.wait(), TICK_S)
+            except TimeoutError:
+                continue
+        await self._probes.stop()
+        for rank in self._ranks:
+            rank.close()
+        self._context.term()
+
+    def alive(self) -> Report:
+        return self._first_bad([rank.alive(self._now_s()) for rank in self._ranks])
+
+    def ready(self) -> Report:
+        return self._first_bad([rank.ready(self._now_s()) for rank in self._ranks])
+
+    def metrics(self) -> bytes:
+        """Sums over the pod's ranks."""
+        ready = self.ready().good
+        total: dict[str, dict[tuple[str, ...], float]] = {"encodepool_ready": {(): float(ready)}}
+        for rank in self._ranks:
+            state = rank.health.state
+            own: Samples = from_loop(state.counters if state else {})
+            for name, values in own.items():
+                sums = total.setdefault(name, {})
+                for labels, value in values.items():
+                    sums[labels] = sums.get(labels, 0.0) + value
+        return exposition(total)
+
+    def _now_s(self) -> float:
+        for rank in self._ranks:
+            rank.read()
+        return time.monotonic()
+
+    @staticmethod
+    def _first_bad(reports: list[Report]) -> Report:
+        return next((report for report in reports if not report.good), GOOD)
+
+
+def _named(rank: int, report: Report) -> Report:
+    return report if report.good else Report(False, f"rank {rank}: {report.reason}")
