@@ -4,7 +4,7 @@ PY := .venv/bin/python
 LOCK = .venv/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --python-version 3.11 pyproject.toml
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-fast check format generate lock clean cluster-programs cluster-up cluster-down test-cluster gpu-check setup-run setup-dev
+.PHONY: help demo demo-tp2 test test-fast check format generate lock clean cluster-programs cluster-up cluster-down test-cluster gpu-check bench bench-quick bench-tp setup-run setup-dev
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -17,6 +17,9 @@ setup-dev:
 
 demo: setup-run ## two encode groups on this machine, images through them and back; ends with `demo: ok`
 	@$(PY) examples/demo.py
+
+demo-tp2: setup-run ## the same with one group of two ranks that compute the tower together
+	@$(PY) examples/demo.py examples/tiny-tp2.yaml
 
 test: setup-dev ## all tests, with the real peers
 	@scripts/test.sh all
@@ -54,6 +57,15 @@ cluster-down: setup-dev ## remove it without a trace
 
 test-cluster: cluster-programs ## the tests on a real cluster; those with nodes need root
 	@$(PY) -m pytest tests/cluster
+
+bench: setup-dev ## what the worker costs, each figure against something in the same run (docs/benchmarks.md); ONLY=B2,B7 for some
+	@$(PY) -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+bench-tp: setup-run ## what an idle group of two ranks costs, beside the reference's way
+	@$(PY) -m benchmarks.idle_ranks
+
+bench-quick: setup-dev ## the same with fewer sizes and shorter: under 3 minutes on a calm machine
+	@$(PY) -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
 
 gpu-check: setup-run ## rows, memory and speed of the towers on a CUDA device; without one it ends with exit code 2
 	@timeout -k 5 480 $(PY) benchmarks/gpu_check.py
