@@ -3,7 +3,14 @@
 import asyncio
 
 import pytest
+from tests.cluster.operator_stage import Pools, apply_definition
 
+from encodepool_operator.api.parse import parse_pool
+from encodepool_operator.controller import observe, pools
+from encodepool_operator.controller.execute import Executor, Work
+from encodepool_operator.core.actions import WriteEndpoints
+from encodepool_operator.core.render import configmap
+from encodepool_operator.kube.cache import Cache
 from encodepool_operator.kube.client import Client
 from encodepool_operator.kube.errors import ApiError
 from encodepool_operator.kube.kinds import CONFIG_MAP, POD
@@ -103,5 +110,33 @@ def test_what_is_not_there_is_gone_for_every_verb(ask, namespace):
             with pytest.raises(ApiError) as caught:
                 await request
             assert caught.value.gone
+
+    ask(story)
+
+
+def test_a_late_write_of_a_list_does_not_replace_a_newer_one(ask, kube, namespace):
+    """As by an operator that was frozen, and does not know yet that another one leads."""
+    apply_definition(kube)
+    pool = parse_pool(Pools(kube, namespace).create("demo", replicas=0))
+
+    async def story(client):
+        filed = pools.Pools()
+        cache = Cache(observe.TRIM, lambda kind, before, after: filed.note(kind, before, after))
+        executor = Executor(client, cache, observe.Observer(filed, "default:1"), lambda: True)
+
+        async def write(text, version=""):
+            planned = WriteEndpoints({"workers.json": text}, "it has changed", version)
+            return await executor.carry_out(Work(pool.metadata, pool, None, "1"), [planned])
+
+        assert (await write("1")).complete
+        seen = observe.version(cache.get(CONFIG_MAP, namespace, "demo-endpoints"))
+        newer = configmap.build(pool, {"workers.json": "2"})
+        await client.apply(CONFIG_MAP, newer)
+        late = await write("old", seen)
+        assert (late.changed, late.done) == (True, [])
+        live = await client.get(CONFIG_MAP, namespace, "demo-endpoints")
+        assert live["data"] == {"workers.json": "2"}
+        # It knows now what is there.
+        assert (await write("3", observe.version(live))).complete
 
     ask(story)

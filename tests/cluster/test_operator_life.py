@@ -167,10 +167,29 @@ def test_a_container_that_ended_is_counted_with_its_evidence(pools, kubelet, wai
     assert not hosts(first) & hosts(after)
     notes = annotations_of(pools.groups("crash")["crash-0"])
     failure = json.loads(notes["encodepool.dev/last-failure"])
-    assert (failure["exitCode"], failure["reason"], failure["message"]) == (137, "Error", "it was killed")
+    assert (failure["exitCode"], failure["reason"]) == (137, "Error")
+    assert failure["message"] == "killed by signal 9; its log ends: it was killed"
     assert notes["encodepool.dev/restarts"] == "1"
     assert pools.pods("crash")[0]["metadata"]["uid"] != pod["metadata"]["uid"]
     assert any(r == "GroupFailed" and "exit code 137" in m for r, m in pools.events("crash"))
+
+
+def test_what_dies_leaves_the_list_also_while_the_spec_cannot_be_used(pools, kubelet, wait_for):
+    pools.create("broken", replicas=2)
+    pools.wait_ready("broken")
+    # The schema leaves this part open, so the API server takes it.
+    pools.patch("broken", podTemplate={"spec": {"volumes": [{"emptyDir": {}}]}})
+    wait_for(
+        lambda: pools.condition("broken", "Stalled").get("reason") == "InvalidSpec", what="the condition"
+    )
+    dead, alive = sorted(pools.pods("broken"), key=lambda pod: pod["metadata"]["name"])
+    kubelet.restart(dead)
+    wait_for(lambda: len(pools.workers("broken")) == 1, what="the dead group leaving the list")
+    assert [pod["metadata"]["name"] for pod in pools.routable("broken")] == [alive["metadata"]["name"]]
+    wait_for(lambda: pools.status("broken")["availableReplicas"] == 1, what="the status")
+    assert [group["spec"]["replicas"] for group in pools.groups("broken").values()] == [1, 1]
+    pools.patch("broken", podTemplate=None)
+    pools.wait_ready("broken")
 
 
 def test_a_new_model_revision_moves_group_by_group(pools, wait_for):

@@ -107,7 +107,11 @@ class Follower:
         return joint.wake_at_s
 
     def _write(self, text: str, workers: int) -> None:
-        if read_text(self._out) != text:
+        try:
+            same = read_text(self._out) == text
+        except UnicodeDecodeError:
+            same = False
+        if not same:
             write_atomic(self._out, text)
             log.info("list written", file=str(self._out), workers=workers)
         self._written = True

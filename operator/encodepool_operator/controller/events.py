@@ -69,11 +69,14 @@ def notice_of(action: Action) -> Notice | None:
 
 def notices(done: Sequence[Action]) -> list[Notice]:
     """The Events of the actions of one plan."""
+    return grouped([notice for notice in map(notice_of, done) if notice is not None])
+
+
+def grouped(found: Sequence[Notice]) -> list[Notice]:
+    """The same, with one in place of more than ``EACH_LIMIT`` of a kind."""
     by_kind: dict[tuple[str, str], list[Notice]] = {}
-    for action in done:
-        notice = notice_of(action)
-        if notice is not None:
-            by_kind.setdefault((notice.type, notice.reason), []).append(notice)
+    for notice in found:
+        by_kind.setdefault((notice.type, notice.reason), []).append(notice)
     out: list[Notice] = []
     for (kind, reason), same in by_kind.items():
         if len(same) <= EACH_LIMIT:

@@ -44,6 +44,9 @@ log = structlog.get_logger(__name__)
 class NotLeading(Exception):
     """The Lease is not ours (any more): nothing may be written."""
 
+    def __init__(self) -> None:
+        super().__init__("the Lease is not held any more")
+
 
 class Foreign(Exception):
     """An object has our name and is not ours. ``name`` is "Kind/name"."""
@@ -210,7 +213,8 @@ class Executor:
             case planned.DropChild():
                 await self._delete(BY_NAME[action.kind], work, action.name, action.version)
             case planned.WriteEndpoints():
-                await self._write(CONFIG_MAP, work, configmap.build(work.pool, action.documents))
+                built = configmap.build(work.pool, action.documents)
+                await self._write(CONFIG_MAP, work, built, action.version)
             case planned.ReserveIncarnations():
                 await self._write_status(work, {**(work.status or {}), "lastIncarnation": action.last})
             case planned.WriteStatus():

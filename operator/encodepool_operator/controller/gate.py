@@ -1,7 +1,8 @@
 """Which actions of a plan are carried out now, and which wait.
 
 Three things hold an action back. The list and the status are written at most once a second, so that a burst
-of changes is one write, and the status waits for the list that it speaks of. A group's object that somebody
+of changes is one write; the status waits for the list that it speaks of, and so does a stop that could come
+later: the list must have lost a group before its workers are told to end. A group's object that somebody
 edits again and again is repaired at once only the first time. And what the API server has refused is not
 tried again before a wait that grows: the rest of the pool goes on meanwhile, and the status tells of it. A
 refused start uses up a number, so before it is tried again it is asked for without effect.
@@ -106,7 +107,7 @@ class Gate:
             elif isinstance(action, planned.WriteStatus):
                 if blocked or not list_waits:
                     out.append(action)
-            elif not blocked:
+            elif not blocked and not (list_waits and _can_wait(action)):
                 out.append(action)
         return Passed(_numbered(out, actions, status), asks, min(waits, default=None), bool(outdated))
 
@@ -119,6 +120,14 @@ class Gate:
         if isinstance(action, planned.RepairGroup):
             due_s = max(due_s, self._repaired_s.get(action.group, -REPAIR_PERIOD_S) + REPAIR_PERIOD_S)
         return due_s
+
+
+def _can_wait(action: Action) -> bool:
+    """Whether it ends a group that has not failed. What has failed serves nobody any more."""
+    if isinstance(action, planned.StopGroup):
+        failure = action.record.failure
+        return failure is None or failure.incarnation != action.record.incarnation
+    return isinstance(action, planned.DeleteGroup)
 
 
 def _numbered(out: list[Action], actions: Sequence[Action], status: Mapping[str, Any] | None) -> list[Action]:

@@ -5,13 +5,15 @@ labels are named in ``Snapshot.foreign`` and otherwise left out.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from encodepool_operator.api import labels, names
-from encodepool_operator.api.types import EncodePool
+from encodepool_operator.api.types import EncodePool, Metadata
 from encodepool_operator.core import endpoints
 from encodepool_operator.core.record import RecordError, record_of
 from encodepool_operator.core.render import children, common, controllerrevision, drift
+from encodepool_operator.core.revision import read_spec
 from encodepool_operator.core.snapshot import (
     ChildObject,
     Drift,
@@ -99,13 +101,15 @@ class Observer:
         revisions = self._revisions(held, key[1], uid)
         groups = self._groups(held, pool, {record.name: record for record in revisions})
         listed = held.others.get((CONFIG_MAP, names.endpoints_config_map(key[1])))
+        own = listed is not None and common.is_owned(listed, uid)
         status: Mapping[str, Any] | None = held.pool.get("status") or None
         return Snapshot(
             pool=pool,
             groups=groups,
             revisions=revisions,
             last_incarnation=int((status or {}).get("lastIncarnation") or 0),
-            documents=_documents(listed) if listed is not None and common.is_owned(listed, uid) else None,
+            documents=_documents(listed) if listed is not None and own else None,
+            documents_version=version(listed) if listed is not None and own else "",
             status=status,
             taken_ports=self._taken_ports(key) if pool.spec.network.host_network else frozenset(),
             default_image=self._default_image,
@@ -113,6 +117,17 @@ class Observer:
             children=self._children(held, pool),
             troubles=troubles,
         )
+
+    def last_used(self, key: PoolKey, meta: Metadata) -> EncodePool | None:
+        """The pool with the spec of its newest revision, for one whose own spec cannot be used: it wants
+        the groups that there are. None if nothing was ever started."""
+        held = self._pools.get(key)
+        kept = self._revisions(held, key[1], meta.uid) if held is not None else ()
+        spec = read_spec(kept[-1]) if kept else None
+        if held is None or spec is None:
+            return None
+        groups = sum(group.stateful_set is not None for group in held.groups.values())
+        return EncodePool(meta, replace(spec, replicas=groups))
 
     def wrote(self, kind: Kind, pool: EncodePool, answer: Object, revision: RevisionRecord | None) -> None:
         """Note what the answer to our own write of a group or a child differs in from what we wrote."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from encodepool_operator.api import labels
-from encodepool_operator.core.record import seconds
+from encodepool_operator.core.record import MESSAGE_LIMIT_BYTES, seconds, shortened
 from encodepool_operator.core.render import leader
 from encodepool_operator.core.snapshot import ContainerFailure, PodFacts, PodPhase
 
@@ -18,6 +18,8 @@ DISRUPTED = ("Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated",
 
 NOT_WORTH_TELLING = ("ContainerCreating", "PodInitializing", "")
 WAITING_LIMIT = 200
+SIGNALLED = 128
+"""Exit codes above this one are of a signal."""
 
 KEPT_ANNOTATIONS = (labels.BOOTSTRAP_PORT, labels.WORKER_PORTS, labels.MODEL_ID, labels.PUBLISHED_AT)
 
@@ -127,12 +129,22 @@ def _failure(state: Object, last: Object) -> ContainerFailure | None:
     ended = state.get("terminated") or last.get("terminated")
     if not ended:
         return None
+    code, reason, message = ended.get("exitCode"), ended.get("reason") or "", ended.get("message") or ""
+    if isinstance(code, int) and code > SIGNALLED and reason == "Error":
+        # Whoever is killed leaves no reason; the kubelet puts the end of its log in that place.
+        head = f"killed by signal {code - SIGNALLED}"
+        message = f"{head}; its log ends: {_end(message, head)}" if message else head
     return ContainerFailure(
-        exit_code=ended.get("exitCode"),
-        reason=ended.get("reason") or "",
-        message=ended.get("message") or "",
+        exit_code=code,
+        reason=reason,
+        message=message,
         at=_time(ended.get("finishedAt")),
     )
+
+
+def _end(log: str, head: str) -> str:
+    """As much of the log as leaves room for what stands before it."""
+    return shortened(log, MESSAGE_LIMIT_BYTES - len(f"{head}; its log ends: "))
 
 
 def _waiting(scheduled: Object, waiting: Object) -> str:

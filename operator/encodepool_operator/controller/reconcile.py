@@ -17,12 +17,12 @@ from encodepool_operator.api.types import EncodePool
 from encodepool_operator.core import actions as planned
 from encodepool_operator.core import status as statuses
 from encodepool_operator.core.memo import Memo
-from encodepool_operator.core.plan import plan
+from encodepool_operator.core.plan import plan, upkeep
 from encodepool_operator.core.snapshot import Trouble
 from encodepool_operator.kube.backoff import wait_s
 from encodepool_operator.kube.errors import KubeError
 
-from .events import EventPoster, Notice, notices
+from .events import EventPoster, Notice, grouped, notices
 from .execute import Executor, NotLeading, Outcome, Work
 from .gate import Gate, key_of
 from .gauges import PoolGauges
@@ -140,12 +140,18 @@ class Reconciler:
             if "deletionTimestamp" in held.pool["metadata"]:
                 return None  # the garbage collector takes it from here
             state = self._state(key)
-            pool = self._parse(state, held.pool)
+            usable = self._parse(state, held.pool)
+            if usable is None and (wait_for_s := await self._tell_invalid(state, held.pool)) is not None:
+                return wait_for_s
+            pool = usable or self._observer.last_used(key, Work.of_invalid(held.pool).meta)
             if pool is None:
-                return await self._tell_invalid(state, held.pool)
+                return None
             await self._recheck_strangers(key, state)
             snapshot = self._observer.snapshot(key, pool, state.strangers, self._troubles(state))
-            step = plan(snapshot, self._now(), state.memo)
+            if usable is None:
+                step = upkeep(snapshot, state.problems, self._now(), state.memo)
+            else:
+                step = plan(snapshot, self._now(), state.memo)
             self.gauges.note(key, snapshot, state.memo)
             passed = state.gate.pass_on(step.actions, snapshot.status)
             if passed.cleared:
@@ -189,7 +195,7 @@ class Reconciler:
         return (*schema, *(Trouble("WriteRefused", message) for message in state.gate.refusals))
 
     async def _tell_invalid(self, state: _State, obj: Mapping[str, Any]) -> float | None:
-        """Say in the status what is wrong with the spec; what runs goes on."""
+        """Say in the status what is wrong with the spec; in how many seconds to try again, None if done."""
         meta, before = obj["metadata"], obj.get("status") or None
         wanted = statuses.invalid(int(meta.get("generation", 0)), state.problems, before, self._now())
         if wanted == before:
@@ -225,14 +231,16 @@ class Reconciler:
     def _after_trouble(self, key: PoolKey, state: _State, obj: Mapping[str, Any], outcome: Outcome) -> float:
         """In how many seconds to look again; 0 = at once."""
         count = self._metrics.reconcile_failures
+        told: list[Notice] = []
         for name in outcome.foreign:
             count.labels("foreign").inc()
             if not self._executor.sees(key[0], name) and name not in state.strangers:
                 state.strangers.add(name)
-                self._poster.post(obj, Notice("Warning", "NameTaken", f"{name} is there and is not ours"))
-        for message in outcome.refused.values():
-            count.labels("refused").inc()
-            self._poster.post(obj, Notice("Warning", "WriteRefused", message))
+                told.append(Notice("Warning", "NameTaken", f"{name} is there and is not ours"))
+        count.labels("refused").inc(len(outcome.refused))
+        told += [Notice("Warning", "WriteRefused", message) for message in outcome.refused.values()]
+        for notice in grouped(told):
+            self._poster.post(obj, notice)
         if outcome.failed:
             count.labels("failed").inc()
             return self._failed(state, FAILURE_S)

@@ -5,7 +5,8 @@ pools are right whatever became of the watch. It is also remembered: a watch tha
 it one period later tells nothing at all, and the process ends to be started anew.
 
 A watch that lists again by itself (after 410 Gone) never tells of what was deleted in between. Such a
-list is recognised, and followed by one of ours; deletions found then are not held against the watch.
+list is recognised, and followed by one of ours; deletions found then are not held against the watch. One
+that finds nothing cannot be recognised, so where a list of ours is empty no deletion is owed.
 """
 
 import asyncio
@@ -153,8 +154,7 @@ class Resync:
                 log.warning("cannot list", kind=one.kind.plural, why=str(error))
                 return False
             if not owed:  # a watch that lists again is awake, and will not tell of what was deleted before
-                for key in [k for k, d in self._debts.items() if k[0] is one.kind and d.version is None]:
-                    del self._debts[key]
+                self._waive_deletions(one.kind, "")
         if owed:
             self.complete_s = self._clock()
         return True
@@ -183,6 +183,14 @@ class Resync:
                 # A list older than the object says nothing about it.
                 if version_of(missing) <= at and self._cache.drop(kind, missing) and owed:
                     self._owe(kind, missing, None)
+            if not listed.items:
+                self._waive_deletions(kind, namespace)
+
+    def _waive_deletions(self, kind: Kind, namespace: str) -> None:
+        """``namespace`` "" = all."""
+        for key, debt in list(self._debts.items()):
+            if key[0] is kind and namespace in ("", key[1]) and debt.version is None:
+                del self._debts[key]
 
     def _owe(self, kind: Kind, obj: Object, version: int | None) -> None:
         meta = obj["metadata"]

@@ -23,7 +23,7 @@ from encodepool_operator.kube.login import Login, log_in
 from . import health, observe
 from .definition import schema_problem, until_schema_fits, wait_until_served
 from .events import EventPoster
-from .execute import Executor
+from .execute import Executor, NotLeading
 from .metrics import Metrics
 from .pools import PoolKey, Pools
 from .queue import KeyQueue
@@ -147,7 +147,8 @@ class Operator:
                 self._reconciler.changed(key)
 
     async def _lead(self) -> None:
-        """Work while the Lease is ours. Losing it ends the process (``LeaseLost``)."""
+        """Work while the Lease is ours. Losing it ends the process (``LeaseLost``, or NotLeading here)."""
+        lost = False
         await self._lease.held.wait()
         # Watches of several kinds are not in step, and one may have been silent for a while: pods whose
         # StatefulSet we have not heard of yet would look like pods that are left over.
@@ -155,9 +156,14 @@ class Operator:
         self._metrics.leading.set(1)
         for key in self._pools.existing():
             self._queue.add(key)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WORKERS):
-                group.create_task(self._reconciler.work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(WORKERS):
+                    group.create_task(self._reconciler.work())
+        except* NotLeading:
+            lost = True
+        if lost:
+            raise NotLeading  # alone: it is no defect, and needs no traceback
 
     # What comes in
 
@@ -204,7 +210,7 @@ class Operator:
                     if name in ("start", "schema") and error is None:
                         continue
                     self._failed = True
-                    known = isinstance(error, LeaseLost | WatchStalled | WatchEnded)
+                    known = isinstance(error, LeaseLost | NotLeading | WatchStalled | WatchEnded)
                     log.error(
                         "the operator ends", part=name, why=str(error), exc_info=None if known else error
                     )

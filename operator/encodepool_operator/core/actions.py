@@ -135,6 +135,7 @@ class WriteEndpoints:
 
     documents: Mapping[str, str]
     reason: str
+    version: str = ""
     group: None = None
 
 

@@ -7,11 +7,12 @@ then is a group stopped; a start follows the reservation of its number; the stat
 group is listed only once its label is seen, so the label always comes before the list.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from encodepool_operator.api import names
 
-from . import drain, endpoints, report, revision, rollout
+from . import drain, endpoints, report, revision, rollout, status
 from .actions import (
     Action,
     ApplyChild,
@@ -68,6 +69,28 @@ def plan(snapshot: Snapshot, now: float, memo: Memo | None = None) -> Plan:
     _publish(draft)
     _delete_pods(draft)
     return _assemble(draft)
+
+
+def upkeep(snapshot: Snapshot, problems: Sequence[str], now: float, memo: Memo | None = None) -> Plan:
+    """What a pool whose spec cannot be used needs all the same: that the list is true.
+
+    What has died is withdrawn and what is ready again is published; nothing is started, stopped or
+    changed. The snapshot's pool has the spec that its groups were last started with; ``problems`` are
+    those of the one that is wanted.
+    """
+    draft = Draft(snapshot, round(now, 3), Memo() if memo is None else memo)
+    _stop_failed(draft)  # for what follows from it: these stops are not carried out
+    _withdraw(draft)
+    _seal(draft)
+    _publish(draft)
+    actions: list[Action] = [*draft.records.values(), *draft.labels, *_list(draft)]
+    wake_at = _wake_at(draft)  # without the progress of a rollout: there is none
+    if snapshot.status is not None:
+        known = status.observed(snapshot.status, report.pool_status(draft))
+        told = status.invalid(draft.pool.metadata.generation, problems, known, draft.now)
+        if told != dict(snapshot.status):
+            actions.append(WriteStatus(told, "the pool's state has changed"))
+    return Plan(tuple(actions), wake_at)
 
 
 def _stop_failed(draft: Draft) -> None:
@@ -253,10 +276,7 @@ def _assemble(draft: Draft) -> Plan:
         actions.append(SaveRevision(draft.target, reason))
     actions.extend(draft.records.values())
     actions.extend(draft.labels)
-    documents = report.documents(draft)
-    outdated = snapshot.documents is None or documents != dict(snapshot.documents)
-    if outdated and not _is_foreign(draft, "ConfigMap"):
-        actions.append(WriteEndpoints(documents, report.change_of_list(draft, documents)))
+    actions.extend(_list(draft))
     actions.extend(change for change in draft.changes.values() if not isinstance(change, StartGroup))
     actions.extend(draft.repairs)
     actions.extend(draft.pods)
@@ -267,11 +287,25 @@ def _assemble(draft: Draft) -> Plan:
         actions.append(ReserveIncarnations(last, f"{len(starts)} starts take numbers up to {last}"))
     actions.extend(starts)
     actions.extend(_drop_revisions(draft))
-    status = report.pool_status(draft)
-    if snapshot.status is None or status != dict(snapshot.status):
-        actions.append(WriteStatus(status, "the pool's state has changed"))
+    told = report.pool_status(draft)
+    if snapshot.status is None or told != dict(snapshot.status):
+        actions.append(WriteStatus(told, "the pool's state has changed"))
+    return Plan(tuple(actions), _wake_at(draft))
+
+
+def _wake_at(draft: Draft) -> float | None:
     wakes = [*draft.wakes, *(view.wake_at for view in draft.views.values() if view.wake_at is not None)]
-    return Plan(tuple(actions), min((at for at in wakes if at > draft.now), default=None))
+    return min((at for at in wakes if at > draft.now), default=None)
+
+
+def _list(draft: Draft) -> list[WriteEndpoints]:
+    """The write of the documents, where they are not as they should be."""
+    published = draft.snapshot.documents
+    wanted = report.documents(draft)
+    if (published is not None and wanted == dict(published)) or _is_foreign(draft, "ConfigMap"):
+        return []
+    reason = report.change_of_list(draft, wanted)
+    return [WriteEndpoints(wanted, reason, draft.snapshot.documents_version)]
 
 
 def _is_foreign(draft: Draft, kind: str) -> bool:

@@ -108,12 +108,12 @@ def seconds(text: str) -> float:
     return round(at.timestamp(), 3)
 
 
-def shortened(message: str) -> str:
-    """The end of ``message`` (errors come last) in at most ``MESSAGE_LIMIT_BYTES`` of UTF-8."""
+def shortened(message: str, limit: int = MESSAGE_LIMIT_BYTES) -> str:
+    """The end of ``message`` (errors come last) in at most ``limit`` bytes of UTF-8."""
     encoded = message.strip().encode(errors="replace")
-    if len(encoded) <= MESSAGE_LIMIT_BYTES:
+    if len(encoded) <= limit:
         return encoded.decode()
-    return "…" + encoded[-(MESSAGE_LIMIT_BYTES - 3) :].decode(errors="ignore")
+    return "…" + encoded[-(limit - 3) :].decode(errors="ignore")
 
 
 def not_after(record: GroupRecord, now: float) -> GroupRecord:

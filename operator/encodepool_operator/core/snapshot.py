@@ -209,6 +209,7 @@ class Snapshot:
     ``revisions``        every kept revision, any order
     ``last_incarnation`` ``status.lastIncarnation``; locally the user's counter; 0 when none
     ``documents``        what is published now, file name -> text; None when nothing ever was
+    ``documents_version`` opaque precondition of theirs, handed back in the action that replaces them
     ``status``           the pool's status as last written; None when never
     ``taken_ports``      ports that must not be given out on this network: blocks of other pools'
                          groups (hostNetwork: of the cluster; locally: of this machine) and ports that
@@ -233,3 +234,4 @@ class Snapshot:
     foreign: frozenset[str] = field(default_factory=frozenset)
     children: tuple[ChildObject, ...] | None = None
     troubles: tuple[Trouble, ...] = ()
+    documents_version: str = ""

@@ -121,10 +121,31 @@ def build(view: PoolView, previous: Mapping[str, Any] | None, now: float) -> Sta
     return Status(document, deadline if not done and not paused and now < deadline else None)
 
 
+OBSERVED = (
+    "readyReplicas",
+    "availableReplicas",
+    "unavailableReplicas",
+    "readyRanks",
+    "groups",
+    "groupsTruncated",
+)
+"""What a status says of groups whatever the spec is."""
+
+
+def observed(previous: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
+    """``previous`` with what ``built`` says of the groups that are there."""
+    available = {item["type"]: item for item in built["conditions"] if item["type"] == "Available"}
+    return {
+        **{key: value for key, value in previous.items() if key not in OBSERVED},
+        **{key: built[key] for key in OBSERVED if key in built},
+        "conditions": [available.get(item["type"], item) for item in previous.get("conditions") or ()],
+    }
+
+
 def invalid(
     pool_generation: int, problems: Sequence[str], previous: Mapping[str, Any] | None, now: float
 ) -> dict[str, Any]:
-    """The status of a pool whose spec cannot be used: what runs goes on, nothing is planned."""
+    """The status of a pool whose spec cannot be used: what runs goes on, nothing is started or stopped."""
     before = dict(previous or {})
     message = "; ".join(problems)[:MESSAGE_LIMIT]
     kept = [

@@ -13,7 +13,6 @@ def host_of(pod: int) -> str:
     return f"127.0.0.{1 + pod}"
 
 
-
 def taken(ports: Iterable[int]) -> frozenset[int]:
     """Those of ``ports`` that a worker could not listen on now."""
     return frozenset(port for port in ports if not _can_listen(port))

@@ -1,91 +1,32 @@
 """Rules that need more than one field, and names."""
 
+import re
+
 import pytest
+from tests.operator.api import rule_tables
 
 from encodepool_operator.api import labels, names
 from encodepool_operator.api.parse import InvalidPool, parse_pool
-from encodepool_operator.api.rules import refused_changes
+from encodepool_operator.api.rules import RULES, refused_changes
 
 MODEL = {"name": "m"}
 
 
-@pytest.mark.parametrize(
-    ("spec", "problem"),
-    [
-        ({"model": {}}, "spec.model: needs name (on the model hub) or path (a folder)"),
-        ({"model": {"name": "a", "path": "/b"}}, "spec.model: must have only one of name and path"),
-        ({"model": {"path": "//"}}, "spec.model.path: must name a folder, is '//'"),
-        (
-            {"model": {"name": "a", "cache": {"emptyDir": {}, "hostPath": {"path": "/x"}}}},
-            "spec.model.cache: must have only one of pvc, hostPath and emptyDir",
-        ),
-        (
-            {"tensorParallelSize": 4, "ranksPerPod": 3},
-            "spec.ranksPerPod: must divide tensorParallelSize (4), is 3",
-        ),
-        (
-            {"transfer": {"backend": "tcp", "protocol": "rdma"}},
-            "spec.transfer.protocol: must be tcp with backend tcp, is 'rdma'",
-        ),
-        (
-            {"transfer": {"protocol": "tcp", "ibDevices": ["mlx5_0"]}},
-            "spec.transfer.ibDevices: may be set only with protocol rdma",
-        ),
-        (
-            {"transfer": {"ibDevices": ["mlx5_0", "mlx5_0"]}},
-            "spec.transfer.ibDevices: must not name a device twice",
-        ),
-        (
-            {"network": {"portRange": {"start": 65000, "size": 1000}}},
-            "spec.network.portRange: must end at 65535, ends at 65999",
-        ),
-        (
-            {"network": {"portRange": {"start": 29999, "size": 4}}},
-            "spec.network.portRange: must stay out of 30000-32767 (NodePorts), is 29999-30002",
-        ),
-        (
-            {"network": {"portRange": {"start": 60000, "size": 100}}},
-            "spec.network.portRange: must stay out of 32768-60999 (outgoing connections), is 60000-60099",
-        ),
-        (
-            {"network": {"metricsPort": 10000}},
-            "spec.network.metricsPort: must lie outside portRange, is 10000",
-        ),
-        (
-            {"restart": {"backoff": {"baseSeconds": 20, "maxSeconds": 10}}},
-            "spec.restart.backoff.maxSeconds: must be at least baseSeconds (20), is 10",
-        ),
-        (
-            {"rollout": {"maxUnavailable": 0, "maxSurge": "0%"}},
-            "spec.rollout.maxUnavailable: must not be 0 while maxSurge is 0: no group could ever move",
-        ),
-        ({"env": [{"value": "x"}]}, "spec.env[0].name: is required"),
-        ({"env": [{"name": "A"}, {"name": "A"}]}, "spec.env[1].name: must not be given twice, is 'A'"),
-        (
-            {"podTemplate": {"containers": []}},
-            "spec.podTemplate.containers: unknown field; a pod template has metadata and spec",
-        ),
-        ({"podTemplate": {"spec": 5}}, "spec.podTemplate.spec: must be an object"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "problem"), rule_tables.BROKEN)
 def test_a_broken_rule_is_told_at_its_field(manifest, spec, problem):
     with pytest.raises(InvalidPool) as caught:
         parse_pool(manifest(**spec))
     assert [str(found) for found in caught.value.problems] == [problem]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"network": {"portRange": {"start": 61000, "size": 4000}}},
-        {"network": {"portRange": {"start": 29000, "size": 1000}}},
-        {"rollout": {"maxUnavailable": 0}},
-        {"rollout": {"maxUnavailable": 0, "maxSurge": 1}},
-        {"transfer": {"ibDevices": ["mlx5_0"]}},
-        {"model": {"name": "a", "cache": {"hostPath": {"path": "/x"}}}},
-        {"podTemplate": {"spec": {"hostPID": True}}},
-    ],
-)
+def test_every_rule_is_in_the_table():
+    told = [problem for _, problem in rule_tables.BROKEN]
+    for rule in RULES:
+        place = re.escape(rule.path).replace(r"\*", "[^ ]+")
+        assert any(re.match(f"{place}: {re.escape(rule.message)}", text) for text in told), rule.message
+
+
+@pytest.mark.parametrize("spec", rule_tables.CLOSE)
 def test_what_looks_close_to_a_rule_may_pass(manifest, spec):
     parse_pool(manifest(**spec))
 

@@ -30,7 +30,7 @@ def put(path, content):
     """As pools write it: whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
-    fresh.write_text(content)
+    fresh.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.replace(fresh, path)
     return path
 
@@ -143,6 +143,8 @@ def test_a_file_follows_two_pools_and_a_manifest(follow, tmp_path, wait_for):
     assert "not JSON" in log.read_text()
     out.write_text("{")
     wait_for(lambda: out.read_text() == before, 10, "the file as it was")
+    put(out, b"\xff{")
+    wait_for(lambda: out.read_bytes() == before.encode(), 10, "the file as it was, which was not even text")
     put(lists[1], text(worker(7)))
     wait_for(lambda: "7-1" in ids(out) and health.exists(), 10, "the mended list")
 

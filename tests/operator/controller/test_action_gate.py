@@ -1,10 +1,11 @@
 import random
+from dataclasses import replace
 
 import pytest
 
 from encodepool_operator.controller.gate import REFUSAL_S, REPAIR_PERIOD_S, Gate, key_of
 from encodepool_operator.core import actions
-from encodepool_operator.core.record import GroupRecord, PortBlock
+from encodepool_operator.core.record import GroupRecord, LastFailure, PortBlock
 from encodepool_operator.core.snapshot import RevisionRecord
 
 RECORD = GroupRecord(1, "r", PortBlock(1, 2, 3, 4), 0.0)
@@ -51,6 +52,22 @@ def test_the_status_does_not_speak_of_a_list_that_is_still_to_be_written(gate, c
     # One that is refused may never be written, and somebody has to tell of it.
     gate.note([], {key_of(plan[0]): "no right"})
     assert names(gate.pass_on(plan, None)) == [("WriteStatus", None)]
+
+
+def test_no_group_that_serves_is_stopped_before_the_list_has_lost_it(gate, clock):
+    drained = actions.StopGroup(0, REVISION, RECORD, "it has been drained")
+    failed = actions.StopGroup(
+        1, REVISION, replace(RECORD, failure=LastFailure(0.0, RECORD.incarnation, "Error")), "it failed"
+    )
+    gone = actions.DeleteGroup(2, "it is stopped")
+    plan = [actions.WriteEndpoints({"a": "b"}, "r"), drained, failed, gone, start(3)]
+    gate.note([actions.WriteEndpoints({}, "r")], {})
+    clock.pass_s(0.4)
+    passed = gate.pass_on(plan, None)
+    assert names(passed) == [("StopGroup", 1), ("StartGroup", 3)]
+    assert passed.wait_s == pytest.approx(0.6)
+    clock.pass_s(0.6)
+    assert gate.pass_on(plan, None).actions == plan
 
 
 def test_who_edits_a_group_again_and_again_is_not_answered_each_time_at_once(gate, clock):

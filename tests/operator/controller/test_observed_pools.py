@@ -1,8 +1,12 @@
 """From objects in the cache to the planner's snapshot."""
 
+from dataclasses import replace
+
 import pytest
 
 from encodepool_operator.api.parse import parse_pool
+from encodepool_operator.core.actions import WriteEndpoints
+from encodepool_operator.core.plan import plan
 
 KEY = ("ns", "demo")
 
@@ -51,6 +55,26 @@ def test_a_group_in_which_nothing_changed_is_the_very_same_object(stage, complet
     assert after[1] is not before[1]
 
 
+def test_a_list_is_replaced_only_as_it_was_seen(complete, look):
+    (listed,) = (obj for obj in complete["others"] if obj["kind"] == "ConfigMap")
+    meta = listed["metadata"]
+    found = look()
+    assert found.documents_version == f"{meta['uid']}/{meta['resourceVersion']}"
+    (write,) = (action for action in plan(found, 1e9).actions if isinstance(action, WriteEndpoints))
+    assert write.version == found.documents_version
+
+
+def test_the_spec_that_was_last_used_is_kept_by_the_newest_revision(stage, complete, pool, make_pool):
+    meta = replace(pool.metadata, generation=8)
+    used = stage.observer.last_used(KEY, meta)
+    assert (used.metadata.generation, used.spec.replicas) == (8, 2)
+    assert (used.spec.model, used.spec.image) == (pool.spec.model, pool.spec.image)
+    for obj in complete["others"]:
+        if obj["kind"] == "ControllerRevision":
+            stage.drop(obj)
+    assert stage.observer.last_used(KEY, meta) is None
+
+
 def test_an_edited_child_and_an_edited_group_have_drift(stage, complete, look):
     service = next(obj for obj in complete["others"] if obj["metadata"]["name"] == "demo-peers")
     stage.put(service | {"spec": service["spec"] | {"publishNotReadyAddresses": False}})
@@ -92,6 +116,7 @@ def test_what_another_controls_is_named_and_left_out(stage, complete, look):
     }
     assert [group.index for group in found.groups] == [1]  # its pods are the other's, too
     assert (found.documents, found.children, found.revisions) == (None, (), ())
+    assert found.documents_version == ""
 
 
 def test_a_pool_that_was_made_anew_owns_nothing_of_the_one_before(stage, complete, look, make_pool):

@@ -3,9 +3,18 @@ from dataclasses import replace
 
 import pytest
 
-from encodepool_operator.controller.events import EACH_LIMIT, QUEUE_LIMIT, EventPoster, Notice, notices
+from encodepool_operator.controller.events import (
+    EACH_LIMIT,
+    QUEUE_LIMIT,
+    EventPoster,
+    Notice,
+    grouped,
+    notices,
+)
+from encodepool_operator.controller.execute import Outcome
 from encodepool_operator.controller.health import Progress, stuck
 from encodepool_operator.controller.metrics import Metrics
+from encodepool_operator.controller.reconcile import Reconciler
 from encodepool_operator.core import actions
 from encodepool_operator.core.record import GroupRecord, LastFailure, PortBlock
 from encodepool_operator.core.snapshot import Publication, RevisionRecord
@@ -47,6 +56,32 @@ def test_many_like_actions_become_one_event():
     assert len(notices([publish] * EACH_LIMIT)) == EACH_LIMIT
     (one,) = notices([publish] * 50)
     assert one.message == "50 times, first: group 0 is ready"
+
+
+def test_what_is_refused_for_every_group_is_one_event_too():
+    each = [Notice("Warning", "WriteRefused", f"pod {i} is too large") for i in range(50)]
+    taken = Notice("Warning", "NameTaken", "Service/demo-peers is there")
+    assert grouped([*each, taken]) == [
+        Notice("Warning", "WriteRefused", "50 times, first: pod 0 is too large"),
+        taken,
+    ]
+
+
+def test_a_plan_that_is_refused_group_by_group_makes_one_event(pool):
+    class Poster:
+        def __init__(self):
+            self.posted = []
+
+        def post(self, obj, notice):
+            self.posted.append(notice)
+
+    poster, metrics = Poster(), Metrics()
+    reconciler = Reconciler(None, None, None, None, poster, metrics)
+    refused = {("StartGroup", i, ""): f"group {i} is too large" for i in range(40)}
+    state = reconciler._state(("ns", "demo"))
+    assert reconciler._after_trouble(("ns", "demo"), state, pool, Outcome(refused=refused)) == 0
+    assert [notice.message for notice in poster.posted] == ["40 times, first: group 0 is too large"]
+    assert metrics.reconcile_failures.labels("refused")._value.get() == 40
 
 
 @pytest.fixture

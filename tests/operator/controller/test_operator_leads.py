@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import structlog
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
@@ -96,3 +97,28 @@ def test_the_lease_is_renewed_while_all_other_requests_hang():
             await asyncio.gather(*writes, return_exceptions=True)
 
     asyncio.run(story())
+
+
+def test_a_lost_lease_is_told_in_one_line(make_pool):
+    """Several pools may be under way, and each finds that it may not write any more."""
+
+    async def story():
+        server = Server()
+        for name in ("a", "b", "c"):
+            made = make_pool()
+            server.pools.append(
+                {**made, "metadata": made["metadata"] | {"name": name, "resourceVersion": "5"}}
+            )
+        async with operator_of(server) as operator:
+            await operator._resync.fill()
+            operator._lease.held.set()  # and it has run out since
+            operator._spawn("lead", operator._lead())
+            with structlog.testing.capture_logs() as logs:
+                await operator._until_ended()
+            assert operator._failed
+            assert server.patches == 0
+            return [entry for entry in logs if entry["log_level"] == "error"]
+
+    (entry,) = asyncio.run(story())
+    assert (entry["part"], entry["why"]) == ("lead", "the Lease is not held any more")
+    assert entry["exc_info"] is None

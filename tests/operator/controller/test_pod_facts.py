@@ -1,6 +1,7 @@
 import pytest
 
 from encodepool_operator.controller.podfacts import facts, trim
+from encodepool_operator.core.record import shortened
 from encodepool_operator.core.snapshot import PodPhase, Publication
 
 
@@ -60,6 +61,29 @@ def test_how_a_container_ended_is_read_from_now_or_before(make_pod):
         assert found.launched
         assert not found.started
     assert (before.restart_count, before.waiting) == (3, "CrashLoopBackOff")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "log", "message"),
+    [
+        (137, "Error", "worker started\n", "killed by signal 9; its log ends: worker started"),
+        (137, "Error", "", "killed by signal 9"),
+        (137, "OOMKilled", "the log", "the log"),
+        (1, "Error", "no model", "no model"),
+        (128, "StartError", "no such program", "no such program"),
+    ],
+)
+def test_the_log_of_what_was_killed_is_not_taken_for_the_reason(make_pod, code, reason, log, message):
+    ended = {"exitCode": code, "reason": reason, "message": log}
+    assert read(make_pod(containerStatuses=container(state={"terminated": ended}))).failure.message == message
+
+
+def test_a_long_log_leaves_the_signal_where_it_is_read(make_pod):
+    ended = {"exitCode": 137, "reason": "Error", "message": "é" * 4000 + " the end"}
+    message = read(make_pod(containerStatuses=container(state={"terminated": ended}))).failure.message
+    assert message.startswith("killed by signal 9; its log ends: …é")
+    assert shortened(message) == message
+    assert message.endswith("é the end")
 
 
 def test_a_sidecar_of_the_user_is_not_the_worker(make_pod):

@@ -100,6 +100,19 @@ def test_what_was_deleted_while_a_watch_began_anew_is_not_held_against_it(resync
     resync._check()
 
 
+def test_a_watch_that_began_anew_and_found_nothing_owes_no_deletions(resync, server, cache, clock):
+    cache.put(POD, pod("gone", 6))
+    cache.put(POD, pod("last", 7))
+    server.pods = [pod("last", 7)]
+    compare(resync)
+    # It lists again after the last one has gone too: of an empty list there is nothing to tell.
+    server.pods = []
+    compare(resync)
+    assert cache.get(POD, "ns", "last") is None
+    clock.pass_s(PERIOD_S)
+    resync._check()
+
+
 def test_a_list_that_fails_is_not_a_comparison(resync, server, clock):
     filled_s = resync.complete_s
     clock.pass_s(5)

@@ -9,6 +9,7 @@ from tests.operator.core.fake_cluster import START
 
 from encodepool_operator.core import endpoints
 from encodepool_operator.core.endpoints import Endpoint, documents, lines_of, listed_ids, manifest_problems
+from encodepool_operator.core.plan import upkeep
 from encodepool_operator.core.snapshot import Publication
 
 LISTED = Endpoint(
@@ -157,3 +158,52 @@ def test_what_is_published_comes_from_the_record_and_the_spec(make_pod, make_gro
     assert endpoints.relist_at(orphan) is None
     entry = {"ready": False, "draining": False, "reason": "r"}
     assert endpoints.endpoint("epd", "demo", orphan, make_spec(), **entry) is None
+
+
+def keep_up(pool):
+    """As long as the spec cannot be used; the actions, by kind."""
+    done = []
+    for _ in range(20):
+        pool.refresh()
+        step = upkeep(pool.snapshot(), ["spec.image: is wrong"], pool.now)
+        pool.carry_out(step.actions)
+        done += [type(action).__name__ for action in step.actions]
+        pool.settle()
+        if not step.actions and step.wake_at is None:
+            return done
+        if not step.actions:
+            pool.now = step.wake_at
+    raise AssertionError(f"no rest: {done}")
+
+
+def test_with_a_spec_that_cannot_be_used_the_list_stays_true(cluster):
+    pool = cluster(replicas=3)
+    pool.run()
+    objects = {index: (item.replicas, item.generation) for index, item in pool.sets.items()}
+    assert keep_up(pool) == ["WriteStatus"]
+    assert pool.condition("Stalled") == ("True", "InvalidSpec")
+
+    # A group that dies leaves list and status, and is neither stopped nor started again.
+    pool.restart_in_place(pool.pods_of(0)[0].uid)
+    assert keep_up(pool) == ["Withdraw", "WriteEndpoints", "WriteStatus"]
+    assert pool.listed() == ["1-2", "2-3"]
+    assert {index: (item.replicas, item.generation) for index, item in pool.sets.items()} == objects
+    assert [(group["index"], group["phase"]) for group in pool.status["groups"]] == [(0, "Failing")]
+    assert pool.status["availableReplicas"] == 2
+    assert pool.status["lastIncarnation"] == 3
+    assert pool.condition("Ready") == ("False", "InvalidSpec")
+
+    # One that is not ready for a while is withdrawn, and comes back.
+    (pod,) = pool.pods_of(1)
+    pool.change(pod.uid, ready=False)
+    pool.refresh()
+    pool.carry_out(upkeep(pool.snapshot(), ["spec.image: is wrong"], pool.now).actions)
+    assert pool.listed() == ["2-3"]
+    pool.change(pod.uid, ready=True)
+    keep_up(pool)
+    assert pool.listed() == ["1-2", "2-3"]
+
+    # And with a spec that can be used again all is mended.
+    pool.run()
+    assert pool.listed() == ["0-4", "1-2", "2-3"]
+    assert pool.condition("Ready") == ("True", "Complete")
