@@ -61,8 +61,9 @@ LIGHT = STDLIB | {"click", "yaml", "rich", "structlog", "msgspec"}
 WORKER = {
     "errors": layer("", PURE),
     "types": layer("errors", PURE),
-    "settings": layer("types errors settings_table", STDLIB),
+    "settings": layer("types errors settings_table settings_reference", STDLIB),
     "settings_table": layer("errors", PURE),
+    "settings_reference": layer("", PURE),
     "logs": layer("", STDLIB, "structlog"),
     "metrics": layer("", PURE),
     "child": layer("errors", STDLIB),
