@@ -145,7 +145,10 @@ def address_of(api: ApiClient, app: str) -> str:
 
 @dataclass
 class Unlabelled:
-    """When each pod of the pool lost its label (monotonic), by its bootstrap address: ``at``."""
+    """When each pod of the pool lost its label (monotonic), by its bootstrap address: ``at``.
+
+    It is when the label was last looked for and found, so never later than the loss.
+    """
 
     api: ApiClient
     at: dict[str, float] = field(default_factory=dict)
@@ -164,10 +167,12 @@ class Unlabelled:
     def _run(self, ended: threading.Event) -> None:
         core = client.CoreV1Api(self.api)
         before: set[str] = set()
+        looked_at = time.monotonic()
         while not ended.wait(LOOK_S):
+            looks_at = time.monotonic()
             found = core.list_namespaced_pod(NAMESPACE, label_selector="encodepool.dev/routable=true").items
             now = {
                 f"{pod.status.pod_ip}:{pod.metadata.annotations['sglang.ai/bootstrap-port']}" for pod in found
             }
-            self.at |= dict.fromkeys(before - now, time.monotonic())
-            before = now
+            self.at |= dict.fromkeys(before - now, looked_at)
+            before, looked_at = now, looks_at

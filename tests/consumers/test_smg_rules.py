@@ -46,11 +46,11 @@ def language(peers_installed, free_port):
 
 
 class FollowedFile:
-    """A gateway and the file that it follows."""
+    """A gateway and the file that it follows, which holds ``text`` at first."""
 
-    def __init__(self, start_gateway, path):
+    def __init__(self, start_gateway, path, text):
         self._path = path
-        path.write_text('{"version":1,"workers":[]}\n')
+        path.write_text(text)
         self.gateway = start_gateway(*file_discovery(path))
 
     def write(self, text):
@@ -61,8 +61,8 @@ class FollowedFile:
 
 @pytest.fixture(scope="module")
 def followed(start_gateway, language, tmp_path_factory):
-    file = FollowedFile(start_gateway, tmp_path_factory.mktemp("followed") / "workers.json")
-    file.write(json.dumps({"version": 1, "workers": language}))
+    path = tmp_path_factory.mktemp("followed") / "workers.json"
+    file = FollowedFile(start_gateway, path, json.dumps({"version": 1, "workers": language}))
     file.gateway.wait_workers(set())
     return file
 
@@ -140,6 +140,31 @@ def test_the_real_gateway_takes_every_published_file(followed, language, everybo
         followed.gateway.wait_workers(set(moment.ready()), REPEATED_S)
 
 
+def test_a_mounted_list_is_enough_beside_prefill_and_decode_by_flags(
+    start_gateway, language, everybody, tmp_path
+):
+    """A pool's ConfigMap as kubelet mounts it: each version a folder, put in place by one link."""
+
+    def mount(documents):
+        version = tmp_path / f"..{len(list(tmp_path.iterdir()))}"
+        version.mkdir()
+        for name, text in documents.items():
+            (version / name).write_text(text)
+        (tmp_path / "..new").symlink_to(version.name)
+        (tmp_path / "..new").replace(tmp_path / "..data")
+
+    started, mixed, _ = highlights(NAMES[0])
+    mount(started.documents)
+    (tmp_path / "workers.json").symlink_to("..data/workers.json")
+    prefill, decode = language
+    others = ["--prefill", prefill["url"], str(prefill["bootstrap_port"]), "--decode", decode["url"]]
+    gateway = start_gateway(*file_discovery(tmp_path / "workers.json"), *others)
+    gateway.wait_workers(set(started.ready()))
+    mount(mixed.documents)
+    gateway.wait_workers(set(mixed.ready()), REPEATED_S)
+    gateway.stop()
+
+
 def test_the_real_gateway_takes_every_command_line(start_gateway, language, everybody):
     started = [story(name)[0] for name in NAMES]
     tokens = [token for moment in started for token in shlex.split(moment.documents["smg-args"])]
@@ -154,8 +179,8 @@ def test_the_real_gateway_takes_every_command_line(start_gateway, language, ever
 
 
 def test_the_real_gateways_api_takes_every_body(start_gateway, language, everybody, tmp_path):
-    file = FollowedFile(start_gateway, tmp_path / "workers.json")
-    file.write(json.dumps({"version": 1, "workers": language}))
+    text = json.dumps({"version": 1, "workers": language})
+    file = FollowedFile(start_gateway, tmp_path / "workers.json", text)
     file.gateway.wait_workers(set())
     started = [story(name)[0] for name in NAMES]
     for moment in started:

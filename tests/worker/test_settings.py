@@ -80,7 +80,7 @@ def test_a_pod_runs_its_own_ranks():
     assert list(Settings(tensor_parallel_size=4).own_ranks) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "[::1]", "a/b"])
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "[::1]", "a/b", "10.0.0.1,fd00::1"])
 def test_an_address_nobody_can_connect_to_is_refused(host):
     assert any("host" in text for text in problems({"model": "/m", "host": host}))
 

@@ -397,8 +397,8 @@ def _together(s: Settings) -> list[str]:
         out.append(
             f"host is {s.host!r}, which receivers cannot connect to: give the address of this machine or pod"
         )
-    elif any(c in s.host for c in "/[] \t"):
-        out.append(f"host must be a bare address or name, is {s.host!r}")
+    elif any(c in s.host for c in ",/[] \t"):
+        out.append(f"host must be one bare address or name, is {s.host!r}")
     ports = ("grpc_port", "bootstrap_port", "metrics_port", "dist_init_port")
     for i, first in enumerate(ports):
         for second in ports[i + 1 :]:

@@ -214,7 +214,8 @@ _RUNNING = (
         _str(
             "ipFamily",
             Unset.UNSET,
-            "Family of the published address. Unset: the pod's first.",
+            "Family of the published address. Unset: the pod's first. Set, a pod with addresses of both "
+            "families does not start.",
             choices=("IPv4", "IPv6"),
         ),
     ),

@@ -115,7 +115,7 @@ def _pool_cells(pool: Object, now: datetime) -> tuple[Any, ...]:
         status.get("readyReplicas", 0),
         status.get("updatedReplicas", 0),
         spec.get("tensorParallelSize", ""),
-        model.get("name") or model.get("path") or "",
+        status.get("model") or model.get("name") or model.get("path") or "",
         available.get("status", "Unknown"),
         _age(meta.get("creationTimestamp", ""), now),
     )

@@ -3,12 +3,12 @@
 import time
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from encodepool_operator.local.report import GroupRow, Report
+from encodepool_operator.local.report import GroupRow, Report, condition
 
 PIPE_WIDTH = 1000
 LEAST_WIDTH = 120
@@ -27,7 +27,7 @@ def status_table(report: Report, *, running: bool) -> None:
     if not running and not report.groups:
         console.print(f"pool {report.pool} is down")
         return
-    console.print(_table(report.groups))
+    console.print(_shown(report))
     if report.problem:
         console.print(Text(f"problem: {report.problem}"))
     if not running:
@@ -41,6 +41,7 @@ class Progress:
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, auto_refresh=False)
         self._shown: dict[int, tuple[str, int]] = {}
+        self._stalled = ""
         self._began_s = time.monotonic()
 
     def __enter__(self) -> "Progress":
@@ -59,7 +60,7 @@ class Progress:
 
     def show(self, report: Report) -> None:
         if self._console.is_terminal:
-            self._live.update(_table(report.groups), refresh=True)
+            self._live.update(_shown(report), refresh=True)
             return
         for row in report.groups:
             now = (row.phase, row.incarnation)
@@ -71,6 +72,22 @@ class Progress:
         for index in sorted(self._shown.keys() - {row.group for row in report.groups}):
             del self._shown[index]
             self.note(f"{time.monotonic() - self._began_s:6.1f} s  group {index} gone")
+        stalled = _stalled(report)
+        if stalled != self._stalled:
+            self._stalled = stalled
+            if stalled:
+                self.note(f"{time.monotonic() - self._began_s:6.1f} s  {stalled}")
+
+
+def _stalled(report: Report) -> str:
+    """Why the pool does not get on, which no group's line may tell: one without ports has no line."""
+    message = condition(report.status, "Stalled").get("message", "")
+    return f"stalled: {message}" if message else ""
+
+
+def _shown(report: Report) -> Group:
+    stalled = _stalled(report)
+    return Group(_table(report.groups), *([Text(stalled)] if stalled else []))
 
 
 def _table(rows: list[GroupRow]) -> Table:

@@ -137,8 +137,13 @@ def _pool_state(api: SyncClient) -> tuple[bool, str]:
     if status.get("observedGeneration") != found["metadata"]["generation"] or not conditions:
         return False, "the operator has not seen it yet"
     held = all(conditions[kind]["status"] == "True" for kind in ("Available", "Ready"))
-    groups = [f"group {one['index']} {one['phase']}: {one['reason']}" for one in status.get("groups") or ()]
+    groups = [": ".join(filter(None, _words_of(one))) for one in status.get("groups") or ()]
     return held, "; ".join([conditions["Available"]["message"], *groups])
+
+
+def _words_of(group: Mapping[str, Any]) -> tuple[str, str]:
+    """What it is, and why; nothing for a group that is ready and not yet listed."""
+    return f"group {group['index']} {group['phase']}", group["reason"]
 
 
 def next_steps(kubeconfig: Path, also: str) -> list[str]:

@@ -41,7 +41,8 @@ def main() -> None:
     from .language import LanguageHost
 
     def tell(record: dict[str, Any]) -> None:
-        print(json.dumps(record), flush=True)
+        # In one piece: `print` writes the end of the line by itself, and many threads tell.
+        print(json.dumps(record) + "\n", end="", flush=True)
 
     host = LanguageHost(args.model, args.name, host=args.host, ports=ports, tell=tell)
     if args.list is not None:

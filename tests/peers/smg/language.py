@@ -210,10 +210,11 @@ class LanguageHost:
                 Scheduler(role, folder, served_name, receiving), server
             )
             # grpcio raises when it cannot bind.
-            bound = server.add_insecure_port(f"{host}:{port}")
+            place = f"[{host}]" if ":" in host else host
+            bound = server.add_insecure_port(f"{place}:{port}")
             server.start()
             self._servers.append(server)
-            self._urls[role] = f"grpc://{host}:{bound}"
+            self._urls[role] = f"grpc://{place}:{bound}"
 
     def workers(self) -> list[dict[str, Any]]:
         """The servers as entries of the gateway's manifest.

@@ -53,7 +53,7 @@ def tiny_model(tmp_path_factory):
 class Process:
     """A rank with the supervisor's ends of its pipes."""
 
-    def __init__(self, run_dir, model, bootstrap_port):
+    def __init__(self, run_dir, model, bootstrap_port, more):
         lifeline, self.lifeline = os.pipe()
         self.heartbeat, heartbeat = os.pipe()
         self.log_path = run_dir / "log"
@@ -66,6 +66,7 @@ class Process:
             "run-dir": run_dir,
             "lifeline-fd": lifeline,
             "heartbeat-fd": heartbeat,
+            **more,
         }
         argv = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         with self.log_path.open("wb") as log:
@@ -101,8 +102,8 @@ class Process:
 def start(short_dir, tiny_model, route_table):
     started = []
 
-    def start_it(model=tiny_model):
-        started.append(Process(short_dir, model, route_table.server_port))
+    def start_it(model=tiny_model, **more):
+        started.append(Process(short_dir, model, route_table.server_port, more))
         return started[-1]
 
     yield start_it
@@ -143,7 +144,16 @@ def test_sigterm_while_the_model_loads_ends_at_once(start, wait_until):
     process = start()
     wait_until(lambda: "event=loading" in process.log_path.read_text(), LOAD_SECONDS)
     process.popen.send_signal(signal.SIGTERM)
-    assert process.popen.wait(LOAD_SECONDS) == 0
+    assert process.popen.wait(LOAD_SECONDS) in (-signal.SIGTERM, 0)  # 0: it was quick, and has drained
+
+
+def test_sigterm_while_the_other_ranks_are_missing_ends_at_once(start, wait_until, free_port):
+    """It used to be noticed when the wait was over, after ten minutes."""
+    process = start(**{"tensor-parallel-size": 2, "dist-init-port": free_port()})
+    wait_until(lambda: "meeting the other ranks" in process.log_path.read_text(), LOAD_SECONDS)
+    time.sleep(1)  # into torch's wait; a signal before it has always been enough
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(20) == -signal.SIGTERM
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_the_last_words(start, short_dir):

@@ -1,6 +1,7 @@
 """The tower's thread: one answer for each batch, and a bad item fails alone where it can be told."""
 
 import queue
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from encodepool_worker.core.events import BatchEncoded, BatchFailed
 from encodepool_worker.core.instructions import Job, RunBatch
+from encodepool_worker.errors import GroupLost
 from encodepool_worker.shell.metrics import Metrics
 from encodepool_worker.shell.pixels import Pixels, PixelTable
 from encodepool_worker.shell.store_memory import StoreMemory
@@ -63,6 +65,27 @@ def bench(tower, make_pixels):
     yield bench
     bench.runner.close()
     assert bench.crashes == []
+
+
+def test_ranks_that_lost_each_other_end_but_not_while_they_part(bench, monkeypatch):
+    def lose(items, *, batch=0):
+        raise GroupLost("made by the test")
+
+    monkeypatch.setattr(bench.tower, "encode", lose)
+    assert bench.run(bench.job()) == BatchFailed(1, "made by the test")
+    assert bench.crashes == ["made by the test"]
+    bench.crashes.clear()
+    gate = threading.Event()
+
+    def leave(items, *, batch=0):
+        gate.wait(10)
+        lose(items)
+
+    monkeypatch.setattr(bench.tower, "encode", leave)
+    bench.runner.submit(RunBatch(2, (bench.job(),)))
+    assert not bench.runner.close(0.1)
+    gate.set()
+    assert bench.answers.get(timeout=10) == BatchFailed(2, "made by the test")
 
 
 def test_rows_lie_in_their_entries_main_half_first(bench):

@@ -19,7 +19,9 @@ def run_with_progress(client: EncodeClient, images: Sequence[Path]) -> list[Outc
     """Encode all images; their outcomes in the order given."""
     outcomes: dict[int, Outcome] = {}
     columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # Off a terminal there is nothing to redraw, and a bar would leave an empty line before an error.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("encoding", total=len(images))
         for index, outcome in client.encode_all(images):
             outcomes[index] = outcome

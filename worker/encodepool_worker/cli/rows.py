@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from ..errors import ClientError
 from .report import reported
 
 
@@ -39,6 +40,12 @@ def rows(
     Arrays IMAGE.main [tokens, hidden] and IMAGE.deepstack [tokens, levels * hidden], named by the
     file without its ending; bfloat16 as its bits (uint16). These are the rows a pool sends.
     """
+    # Told before torch is imported and the model loaded, which takes a while.
+    if not out.absolute().parent.is_dir():
+        raise click.UsageError(f"{out.parent} is not a folder")
+    for path in images:
+        if not path.exists():
+            raise ClientError(f"{path} does not exist")
     import torch
 
     from ..client.numbers import STORED, from_float32

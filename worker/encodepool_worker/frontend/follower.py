@@ -28,6 +28,7 @@ class _Rank:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", run_dir: Path, rank: int) -> None:
         self.rank = rank
         self.health = Health(n_ranks=1)
+        self._drained = False
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(f"ipc://{run_dir / intake.back_socket(rank)}")
@@ -43,6 +44,12 @@ class _Rank:
                 continue
             if isinstance(message, intake.State):
                 self.health.heard(message)
+            elif isinstance(message, intake.Drained):
+                self._drained = True
+
+    def has_ended(self, now_s: float) -> bool:
+        """Rank 0 let it go, or it never began, or it is silent: the supervisor's business."""
+        return self._drained or self.health.state is None or not self.health.alive(now_s).good
 
     def alive(self, now_s: float) -> Report:
         return _named(self.rank, self.health.alive(now_s))
@@ -74,7 +81,10 @@ class FollowerFrontend:
         return port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until ``stop`` is set; the ranks end when rank 0 says so."""
+        """Until ``stop`` is set and the ranks have ended, which they do when rank 0 says so.
+
+        Until then the probes are answered: whoever finds this pod dead ends it in the middle of the drain.
+        """
         told = ""
         while not stop.is_set():
             report = self.ready()
@@ -85,6 +95,10 @@ class FollowerFrontend:
                 await asyncio.wait_for(stop.wait(), TICK_S)
             except TimeoutError:
                 continue
+        for rank in self._ranks:
+            rank.health.drain("the worker is draining")
+        while not all(rank.has_ended(self._now_s()) for rank in self._ranks):
+            await asyncio.sleep(TICK_S)
         await self._probes.stop()
         for rank in self._ranks:
             rank.close()

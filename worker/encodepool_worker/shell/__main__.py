@@ -25,8 +25,9 @@ def main(argv: list[str]) -> int:
     setup_logs(settings.log_level, role="rank", rank=settings.rank)
     child = Child(settings.lifeline_fd, settings.heartbeat_fd)
     child.start()
-    # Nothing has been accepted yet: until the loop runs, asking to end is ending.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    # Nothing has been accepted yet: until the loop runs, asking to end is ending. By the kernel: a
+    # handler of ours would wait for torch, which waits for the other ranks for minutes.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A lane, a probe or the watcher that dies in silence would leave rooms without a verdict.
     threading.excepthook = partial(_thread_failed, _crasher(child))
     _raise_file_limit()

@@ -33,7 +33,7 @@ from .pixels import Pixels, PixelTable
 from .rank import SENDER_CLOSE_S, limits_of
 from .rank_server import BEAT_S, MAX_ORDERS, SILENCE_S, USER
 from .store_memory import StoreMemory
-from .threads import Crash
+from .threads import MESSAGES_PER_POLL, Crash
 from .tiers import TierPlan
 from .tower_runner import TowerRunner
 
@@ -115,6 +115,7 @@ class Follower:
             if self._socket in ready:
                 heard_s = time.monotonic()
                 if self._receive():
+                    self._say_ended()
                     return
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
@@ -139,8 +140,8 @@ class Follower:
     # --- orders
 
     def _receive(self) -> bool:
-        """Everything that has arrived; True at the end."""
-        while True:
+        """Some of what has arrived, so that beats and answers have their turn; True at the end."""
+        for _ in range(MESSAGES_PER_POLL):
             try:
                 # Not copied: pixels stay where ZMQ put them until the tower has read them.
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -153,6 +154,7 @@ class Follower:
             if isinstance(message, wire.End):
                 return True
             self._obey(message, payloads)
+        return False
 
     def _obey(self, message: wire.FromLeader, payloads: list[memoryview]) -> None:
         match message:
@@ -206,6 +208,13 @@ class Follower:
                 counters=samples | self.metrics.snapshot(),
             )
         )
+
+    def _say_ended(self) -> None:
+        """To the frontend of this pod, and wait until it is sent: the process ends at once."""
+        self._back.send(intake.Drained())
+        self._socket.close(linger=0)
+        self._back.close()
+        self._context.term()
 
     # --- answers
 

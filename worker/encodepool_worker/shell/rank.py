@@ -135,9 +135,10 @@ class Rank:
         self._intake.close()
         for control in self._controls:
             control.close()
+        # A batch that nobody wants any more may still run; it needs the other ranks to its end.
+        stopped = self._tower.close()
         if self.server is not None:
             self.server.close()
-        stopped = self._tower.close()
         stopped = self._mover.close() and stopped
         stopped = self._sender.close(SENDER_CLOSE_S) and stopped
         self._statuses.close()

@@ -25,7 +25,7 @@ from ..wire import ranks as wire
 from .control_socket import bracketed
 from .metrics import Metrics
 from .pixels import Pixels
-from .threads import Crash, start_thread
+from .threads import MESSAGES_PER_POLL, Crash, start_thread
 
 BEAT_S = 1.0
 SILENCE_S = 5.0
@@ -35,8 +35,8 @@ MAX_ORDERS = 65_536
 """Orders that wait for one follower. It takes them at once, or is silent and the group ends."""
 
 MAX_REGISTRATIONS = 256
-"""Of receivers, that a follower is told in a second. They only close a breaker early, and anyone can
-send them: what is beyond is left out."""
+"""Of receivers, that the followers are told in a second. Anyone can send them, so what is beyond is
+left out: a receiver that restarted under its old session then loses a room before it is known again."""
 
 END_LINGER_MS = 2000
 USER = b"rank"
@@ -215,11 +215,9 @@ class RankServer:
             self._check_silence(time.monotonic())
 
     def _hand_out(self) -> None:
-        while True:
-            try:
-                rank, message, payloads = self._orders.get_nowait()
-            except queue.Empty:
-                return
+        """What waits now; whoever adds more wakes us again."""
+        for _ in range(self._orders.qsize()):
+            rank, message, payloads = self._orders.get_nowait()
             if self._followers[rank].joined:
                 self._send(rank, message, payloads)
             elif not isinstance(message, wire.Registered):
@@ -243,7 +241,7 @@ class RankServer:
             raise GroupLost(f"rank {rank} cannot be reached: {error.strerror}") from error
 
     def _receive(self) -> None:
-        while True:
+        for _ in range(MESSAGES_PER_POLL):
             try:
                 identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

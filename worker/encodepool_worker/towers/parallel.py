@@ -120,7 +120,10 @@ class TensorParallel:
         except Exception as error:  # noqa: BLE001 (raised below, once the others know)
             failed = error
             # What the failed frames hold may be the memory that was missing.
-            traceback.clear_frames(error.__traceback__)
+            cause: BaseException | None = error
+            while cause is not None:  # behind a tower's own error is torch's
+                traceback.clear_frames(cause.__traceback__)
+                cause = cause.__cause__
         while self._due:
             shape = self._due[-1]
             self._sum(self._spare[: prod(shape)].zero_())

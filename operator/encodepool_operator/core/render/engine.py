@@ -110,7 +110,7 @@ def _literal(value: Any) -> str:
 def _owned(pool: str, spec: Spec) -> list[JsonObject]:
     """Variables that nobody else may set."""
     # An address must be known when the process starts, and only kubelet knows it. With a family asked
-    # for, the pod must have one address of that family: a list of two is refused by the worker.
+    # for, the pod must have no address of the other: a list of two is refused by the worker.
     field = "status.podIPs" if spec.network.ip_family else "status.podIP"
     env: list[JsonObject] = [_from_field("HOST", field)]
     if spec.pods_per_group > 1:
