@@ -139,7 +139,7 @@ def test_another_transfer_backend_than_the_workers_is_refused_before_sending(sid
 def test_the_same_image_goes_to_the_same_endpoint(open_side, open_client, endpoints_file, pictures):
     sides = {group: open_side() for group in "abc"}
     listing = endpoints_file(*(side.entry(group) for group, side in sides.items()))
-    paths = pictures(*[(64 + 32 * index, 64) for index in range(6)])
+    paths = pictures(*[(64 + 32 * index, 64) for index in range(12)])
     client = open_client(listing)
     first = [client.encode(path).endpoint.group for path in paths]
 
