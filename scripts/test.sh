@@ -25,8 +25,11 @@ else echo "no Go found: the tests on a real cluster are skipped" >&2
 fi
 # These mostly wait for the cluster, so they run beside the others.
 log=$(mktemp)
+# With job control, for without it the shell has what runs in the background ignore SIGINT, and tests send it.
+set -m
 $python -m pytest --durations=15 tests/cluster >"$log" 2>&1 &
 cluster=$!
+set +m
 trap 'kill $cluster 2>/dev/null || true; rm -f "$log"' EXIT
 echo "the tests on a real cluster run beside these; what they print follows at the end"
 failed=0
