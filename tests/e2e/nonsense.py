@@ -82,7 +82,8 @@ def encode_requests(draw: st.DrawFn) -> bytes:
     raw = bytearray(request.SerializeToString())
     if draw(st.integers(0, 3)) == 0:
         for at, value in draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2)):
-            raw[-1 - at if draw(st.booleans()) else at] = value
+            near = at % len(raw)
+            raw[-1 - near if draw(st.booleans()) else near] = value
     if draw(st.integers(0, 19)) == 0:
         del raw[draw(st.integers(0, len(raw))) :]
     return bytes(raw)

@@ -139,7 +139,8 @@ def test_any_encode_request_is_taken_or_refused_by_name(worker, good_room_succee
     encode = worker.channel.unary_unary(ENCODE)
     answers = {}
 
-    @FUZZ
+    # Which examples come depends on more than the seed: of 100, some had one kind of answer too few.
+    @settings(FUZZ, max_examples=300)
     @given(encode_requests())
     def send(raw):
         error = encode.future(raw, timeout=30).exception()
@@ -152,8 +153,7 @@ def test_any_encode_request_is_taken_or_refused_by_name(worker, good_room_succee
 
     send()
     print(answers)
-    # Which examples come depends on more than the seed: from 10 to 13 answers were seen.
-    assert len(answers) > 5, "the requests were all refused alike"
+    assert len(answers) > 10, "the requests were all refused alike"
     assert "OK" in answers
     assert worker.metrics().get('encodepool_requests_total{outcome="broken"}', 0) == 0
     good_room_succeeds()
