@@ -1,6 +1,7 @@
-"""Ask a model behind an OpenAI API about a picture: chat.py IMAGE [--url URL] [--model NAME]
+"""Ask a model behind an SMG gateway about a picture: chat.py IMAGE [--url URL] [--model NAME]
 
-Waits until the server has a worker for the model. Standard library only.
+Waits until the gateway has workers of each kind: before that, SMG sends pixels to a prefill that may have
+no vision tower. Standard library only.
 """
 
 import argparse
@@ -12,14 +13,13 @@ import urllib.error
 import urllib.request
 
 NOT_YET = (404, 503)
-"""The server has no worker for the model, or not every one it needs."""
+"""The gateway has no worker for the model, or not every one it needs."""
 
 
-def ask(url: str, body: bytes, wait_s: float) -> str:
-    """The answer's JSON text. Raises SystemExit with the server's words when it stays out."""
+def ask(url: str, body: bytes | None, deadline: float) -> str:
+    """The answer's text. Raises SystemExit with the gateway's words when it stays out."""
     # What is asked here is near: no proxy in between.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + wait_s
     while True:
         request = urllib.request.Request(url, body, {"content-type": "application/json"})
         try:
@@ -52,7 +52,9 @@ def main() -> None:
         {"type": "text", "text": args.question},
     ]
     body = {"model": args.model, "max_tokens": 64, "messages": [{"role": "user", "content": content}]}
-    answer = json.loads(ask(f"{args.url}/v1/chat/completions", json.dumps(body).encode(), args.wait))
+    deadline = time.monotonic() + args.wait
+    ask(f"{args.url}/readiness", None, deadline)
+    answer = json.loads(ask(f"{args.url}/v1/chat/completions", json.dumps(body).encode(), deadline))
     print(answer["choices"][0]["message"]["content"])
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,19 +106,28 @@ class Page:
         programs = [program_folder(), *(need(name).parent for name in ("helm", "kubectl"))]
         path = ":".join([*map(str, programs), os.environ["PATH"]])
         env = without_proxies(os.environ) | {"PATH": path, "KUBECONFIG": str(self.kubeconfig)}
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail"],
-            cwd=CHECKOUT,
-            env=env,
-            input=script,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{script}\n{done.stdout}"
-        return done.stdout
+        # What a script leaves in the background holds its output open and would hide why it failed.
+        with tempfile.TemporaryFile("w+") as output:
+            shell = subprocess.Popen(
+                ["bash", "-euo", "pipefail"],
+                cwd=CHECKOUT,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            try:
+                shell.communicate(script, timeout=TIMEOUT_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(shell.pid, signal.SIGKILL)
+                shell.wait()
+                output.seek(0)
+                said = output.read()
+                assert shell.returncode == 0, f"{script}\n{said}"
+        return said
 
 
 def received(api: ApiClient) -> list[Object]:
