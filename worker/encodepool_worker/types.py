@@ -33,6 +33,14 @@ class Modality(Enum):
     VIDEO = "video"
 
 
+class RefusalKind(Enum):
+    """What a refused caller can do: nothing, come back later or go elsewhere, go elsewhere."""
+
+    INVALID = "invalid"
+    FULL = "full"
+    DRAINING = "draining"
+
+
 class Status(IntEnum):
     """Status numbers of TokenSpeed's embedding transfer; the embedding path sends these two."""
 

@@ -69,7 +69,7 @@ class Traffic:
 
     def request(self):
         self.newest += 1
-        patience_s = self.chance.choice([None, None, 2.0, 30.0])
+        patience_s = self.chance.choice([None, None, 2.0, 30.0, 300.0])
         deadline_s = None if patience_s is None else self.driver.clock.now_s + patience_s
         self.driver.submit(self.item(self.newest, deadline_s=deadline_s))
 
@@ -121,7 +121,7 @@ class Traffic:
         rooms = self.driver.batch_rooms
         if not rooms:
             return
-        if self.chance.random() < 0.1:
+        if self.chance.random() < 0.15:
             self.driver.batch_failed()
         else:
             bad = [room for room in rooms if self.chance.random() < 0.04]

@@ -117,7 +117,7 @@ COPY = do.Demote(9, (ByteRange(0, 1),), (ByteRange(1, 2),))
             [BatchEncoded(4, {1: "bad"}), BatchEncoded(4, {1: "worse", 2: "bad"})],
             BatchEncoded(4, {1: "bad", 2: "bad"}),
         ),
-        (BATCH, [BatchEncoded(4, {1: "bad"}), BatchFailed(4, "full")], BatchFailed(4, "full")),
+        (BATCH, [BatchEncoded(4, {1: "bad"}), BatchFailed(4, "full")], BatchFailed(4, "bad; full")),
         (BATCH, [BatchFailed(4, "rank 1 failed"), BatchFailed(4, "x")], BatchFailed(4, "rank 1 failed; x")),
         (BATCH, [BatchFailed(4, "same"), BatchFailed(4, "same")], BatchFailed(4, "same")),
         (COPY, [Demoted(9), Demoted(9)], Demoted(9)),

@@ -9,7 +9,7 @@ import zmq.asyncio
 from encodepool_worker.frontend import back
 from encodepool_worker.frontend.admission import NotServing
 from encodepool_worker.frontend.back import LoopLink, monotonic_deadline
-from encodepool_worker.types import Modality
+from encodepool_worker.types import Modality, RefusalKind
 from encodepool_worker.wire import intake
 
 
@@ -119,7 +119,7 @@ def test_answers_find_their_submission_in_any_order_and_late_ones_are_ignored(li
         for _ in seqs:
             await pull.recv_multipart()
         answers[1].cancel()
-        refused = intake.Refused(seq=seqs[2], field="f", reason="r")
+        refused = intake.Refused(seq=seqs[2], kind=RefusalKind.INVALID, field="f", reason="r")
         for message in (
             refused,
             intake.Admitted(seq=seqs[1]),

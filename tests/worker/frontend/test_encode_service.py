@@ -11,7 +11,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_encoder_pb2 as encoder_pb2
 
 from encodepool_worker.frontend.shared_memory import SHM_FOLDER
-from encodepool_worker.types import Modality
+from encodepool_worker.types import Modality, RefusalKind
 from encodepool_worker.wire import intake
 
 PIXEL_BYTES = 16 * 1536 * 4
@@ -229,66 +229,32 @@ def test_pixels_in_shared_memory_are_copied_before_the_answer_and_never_unlinked
     asyncio.run(story())
 
 
-def test_what_the_loop_refuses_is_told_to_the_gateway_and_not_back_to_the_loop(world, encode_request):
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (RefusalKind.INVALID, "INVALID_ARGUMENT"),
+        (RefusalKind.FULL, "RESOURCE_EXHAUSTED"),
+        (RefusalKind.DRAINING, "UNAVAILABLE"),
+    ],
+)
+def test_what_the_loop_refuses_is_told_to_the_gateway_and_not_back_to_the_loop(
+    world, encode_request, kind, code
+):
     """The room may be another's, which a refusal must not touch."""
 
     async def story():
         async with world() as w:
             w.rank0.policy = lambda message: (
                 [
-                    intake.Refused(seq=message.seq, field="bootstrap_room", reason="room 7 is in use"),
+                    intake.Refused(seq=message.seq, kind=kind, field="bootstrap_room", reason="so it is"),
                     intake.Credit(seq=message.seq),
                 ]
                 if isinstance(message, intake.Submit)
                 else [intake.Drained()]
             )
-            assert await w.refusal(encode_request()) == (
-                "INVALID_ARGUMENT",
-                "bootstrap_room: room 7 is in use",
-            )
+            assert await w.refusal(encode_request()) == (code, "bootstrap_room: so it is")
             assert w.rank0.refused_rooms == []
             await w.until(lambda: w.frontend.account.held_bytes == 0)
-
-    asyncio.run(story())
-
-
-def test_a_full_queue_refuses_by_tokens_and_tells_the_receivers(world, encode_request):
-    async def story():
-        async with world(max_queue_tokens=8192) as w:
-            w.rank0.policy = w.rank0.admit
-            account = w.frontend.account
-            account.queued_tokens += 8190  # as if many were waiting
-            await w.encoder.Encode(encode_request(1, h=2, w=2))
-            code, text = await w.refusal(encode_request(2, h=4, w=4))
-            assert (code, "max_queue_tokens" in text) == ("RESOURCE_EXHAUSTED", True)
-            await w.until(lambda: w.rank0.refused_rooms == [2], timeout_s=1)
-
-            [submit] = w.rank0.of(intake.Submit)
-            account.queued_tokens -= 8190
-            await w.rank0.send(intake.Credit(seq=submit.seq))
-            await w.until(lambda: account.queued_items == 0)
-            await w.encoder.Encode(encode_request(3))
-
-    asyncio.run(story())
-
-
-def test_a_predicted_wait_above_the_limit_or_the_deadline_is_refused(world, encode_request):
-    async def story():
-        async with world(max_queue_seconds=10.0) as w:
-            w.rank0.policy = w.rank0.admit
-            await w.rank0.report(tokens_per_s=1.0)
-            await w.encoder.Encode(encode_request(1, h=8, w=8))  # 16 tokens
-            code, text = await w.refusal(encode_request(2))
-            assert (code, "the predicted wait is 16.0 s" in text) == ("RESOURCE_EXHAUSTED", True)
-
-            await w.rank0.report(tokens_per_s=4.0)
-            await w.until(lambda: w.frontend.health.state.tokens_per_s == 4.0)
-            code, text = await w.refusal(encode_request(3), timeout=2)
-            assert (code, "done in 5.0 s" in text) == ("RESOURCE_EXHAUSTED", True)
-            await w.until(lambda: w.rank0.refused_rooms == [2, 3], timeout_s=1)
-
-            await w.encoder.Encode(encode_request(4), timeout=20)
-            assert await w.metric("encodepool_predicted_wait_seconds") == 5.0
 
     asyncio.run(story())
 
@@ -413,7 +379,11 @@ def test_a_call_given_up_that_the_loop_refuses_aborts_nothing(world, encode_requ
         async with world() as w:
             w.rank0.policy = silent
             submit = await given_up(w, encode_request(room=9))
-            refused = intake.Refused(seq=submit.seq, field="bootstrap_room", reason="room 9 is in use")
+            refused = intake.Refused(
+                seq=submit.seq, kind=RefusalKind.INVALID, field="bootstrap_room", reason="room 9 is in use"
+            )
+                seq=submit.seq, kind=RefusalKind.INVALID, field="bootstrap_room", reason="room 9 is in use"
+            )
             await w.rank0.send(refused, intake.Credit(seq=submit.seq))
             await w.until(lambda: w.frontend.account.held_bytes == 0)
             assert len(w.frontend._encode._withdrawals) == 0

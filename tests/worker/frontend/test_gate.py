@@ -9,7 +9,7 @@ from encodepool_worker.frontend.admission import Account, Limits, NoCredit
 from encodepool_worker.frontend.gate import Gate
 
 MESSAGE = 100_000
-LIMITS = Limits(pixel_bytes=4 * MESSAGE, message_bytes=MESSAGE, queue_tokens=1, queue_s=1.0)
+LIMITS = Limits(pixel_bytes=4 * MESSAGE, message_bytes=MESSAGE)
 SMALL = 65_536
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encodepool_worker.errors import WireError
-from encodepool_worker.types import Grid, Item, Modality, TowerSpec
+from encodepool_worker.types import Grid, Item, Modality, RefusalKind, TowerSpec
 from encodepool_worker.wire import intake
 from encodepool_worker.wire.intake import Submit, TensorHeader, decode, encode
 
@@ -41,7 +41,7 @@ MESSAGES = [
     (intake.Drain(deadline_s=99.0), []),
     (intake.Admitted(seq=1), []),
     (intake.Admitted(seq=2, repeated=True), []),
-    (intake.Refused(seq=1, field="room", reason="taken"), []),
+    (intake.Refused(seq=1, kind=RefusalKind.FULL, field="room", reason="taken"), []),
     (intake.Credit(seq=1), []),
     (
         intake.State(turn_s=1.0, routed=True, queue_items=1, queue_cost=2, batch_age_s=0.5),

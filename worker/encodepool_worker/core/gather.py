@@ -5,7 +5,7 @@ store, so RunBatch and Demote are carried out by all; here their answers become 
 pipeline waits for. What failed on any rank has failed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from ..errors import WorkerError
 from .events import BatchEncoded, BatchFailed, Demoted, DemoteFailed
@@ -51,19 +51,20 @@ def _key(thing: Order | Answer) -> tuple[type[Order], int]:
 
 def _fold(answers: list[Answer]) -> Answer:
     """The answers are in the order of the ranks, and all to the same order."""
-    reason = "; ".join(_distinct(a.reason for a in answers if isinstance(a, BatchFailed | DemoteFailed)))
+    refused = [a.reason for a in answers if isinstance(a, BatchFailed | DemoteFailed)]
     first = answers[0]
     if isinstance(first, Demoted | DemoteFailed):
-        return DemoteFailed(first.entry, reason) if reason else Demoted(first.entry)
-    if reason:
-        return BatchFailed(first.batch, reason)
+        return DemoteFailed(first.entry, _joined(refused)) if refused else Demoted(first.entry)
     failures: dict[int, str] = {}
     for answer in answers:
         if isinstance(answer, BatchEncoded):
             for entry, why in answer.failures.items():
                 failures.setdefault(entry, why)
+    if refused:
+        # A rank that refuses items keeps the others from the batch: why it does comes first.
+        return BatchFailed(first.batch, _joined([*failures.values(), *refused]))
     return BatchEncoded(first.batch, failures)
 
 
-def _distinct(reasons: Iterator[str]) -> list[str]:
-    return list(dict.fromkeys(reason or "failed" for reason in reasons))
+def _joined(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reason or "failed" for reason in reasons))

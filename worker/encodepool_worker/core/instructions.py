@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from ..types import ByteRange, Item, Receiver, Slice, Status
+from ..types import ByteRange, Item, Receiver, RefusalKind, Slice, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Refuse:
     """Tell the frontend that submission ``seq`` was not taken, and which field is why. No answer."""
 
     seq: int
+    kind: RefusalKind
     field: str
     reason: str
 

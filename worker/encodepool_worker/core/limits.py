@@ -25,6 +25,8 @@ class PipelineLimits:
 
     max_tokens_per_batch: int = 8192
     max_items_per_batch: int = 160
+    max_queue_cost: int = 65_536  # tokens that may wait for the tower; more only where nothing waits
+    max_wait_s: float = 60.0  # until the tower begins, as predicted when an item comes
 
     announce_s: float = 60.0  # receivers without a request
     queue_s: float = 120.0  # an item without an entry; equal to park_s, after which space must have come
@@ -127,6 +129,7 @@ COUNTERS = {
     "batches": "batches handed to the tower",
     "batches_failed": "batches that failed as a whole",
     "retried_items": "items of failed batches that got a turn of their own",
+    "given_up_items": "items that could not have been in time, and got no turn of the tower",
     "items_failed": "items for which the tower has no rows",
     "expired": "rooms whose deadline passed",
     "expired_before_encode": "rooms whose deadline passed before they had rows",
@@ -153,7 +156,9 @@ class PipelineSnapshot:
     """Numbers of one moment: gauges, and counters that only grow.
 
     ``queue_since_s`` is when the oldest queued item was admitted, ``batch_since_s`` when the
-    running batch was handed out (None: nothing queued, nothing running).
+    running batch was handed out (None: nothing queued, nothing running), ``batch_expected_s`` how long it
+    should take in all. ``predicted_wait_s`` is until the tower would begin with an item that came now,
+    ``tokens_per_s`` what it does in full batches; None before its first batch.
     ``counters`` has every name of COUNTERS.
     """
 
@@ -163,6 +168,9 @@ class PipelineSnapshot:
     queue_since_s: float | None
     batch_items: int
     batch_since_s: float | None
+    batch_expected_s: float | None
+    predicted_wait_s: float | None
+    tokens_per_s: float | None
     writes_in_flight: int
     writes_quarantined: int
     draining: bool

@@ -12,8 +12,9 @@ from itertools import islice
 from typing import Any
 
 from ..errors import WorkerError
-from ..types import Item, Receiver, RowLayout, Status
+from ..types import Receiver, RowLayout, Status
 from . import room_events as on
+from .admission import Admission
 from .drain import DRAINING, Drain
 from .events import (
     Aborted,
@@ -78,6 +79,7 @@ class Pipeline:
         self._request_of: dict[int, tuple[str, int]] = {}
         self._n_writes = 0
         self._writes: dict[int, WriteUnderWay] = {}
+        self._admission = Admission(limits, self._rooms, self._rows)
         self._late = LateWrites(self._rows.store, limits.quarantine_s, limits.quarantine_bytes)
         self._ends_left = 0  # rooms that may still be ended in this turn
         self._drain = Drain()
@@ -159,7 +161,10 @@ class Pipeline:
             queue_cost=rows.queue.cost,
             queue_since_s=rows.queue.oldest_s,
             batch_items=rows.batch_items,
-            batch_since_s=rows.batch_since_s,
+            batch_since_s=rows.outlook.since_s,
+            batch_expected_s=rows.outlook.expected_s,
+            predicted_wait_s=self._admission.predicted_wait_s(self._now_s),
+            tokens_per_s=rows.outlook.tokens_per_s,
             writes_in_flight=len(self._writes),
             writes_quarantined=len(self._late),
             draining=self._drain.begun,
@@ -219,38 +224,15 @@ class Pipeline:
         item = event.item
         pixels = Pixels(event.seq, event.pixels, item.cost, event.pixel_bytes)
         self._submission = pixels
-        refusal = self._refusal(item)
+        twin = self._requests.get((item.request_id, item.index))
+        refusal = self._admission.refusal(item, twin, draining=self._drain.begun, now_s=self._now_s)
         if refusal:
-            field, reason = refusal
-            self._decline(item.room, on.Decline(event.seq, field, reason))
-            self._feed(item.room, Refused(item.room, f"{field}: {reason}"))
+            decline = on.Decline(event.seq, refusal.field, refusal.reason, refusal.kind)
+            self._decline(item.room, decline)
+            self._feed(item.room, Refused(item.room, f"{refusal.field}: {refusal.reason}"))
         else:
             self._feed(item.room, event)
         self._rows.let_go(pixels)
-
-    def _refusal(self, item: Item) -> tuple[str, str] | None:
-        """Why a request that would start a room cannot, with the field at fault."""
-        if self._rooms.state(item.room) not in (RoomState.NEW, RoomState.ANNOUNCED):
-            return None
-        if self._drain.begun:
-            return "worker", DRAINING
-        if self._rooms.state(item.room) is RoomState.NEW and self._is_full:
-            return "worker", f"{self._rooms.n_live} rooms are open"
-        if item.deadline_s is not None and item.deadline_s <= self._now_s:
-            return "deadline", "has passed"
-        twin = self._requests.get((item.request_id, item.index))
-        if twin is not None:
-            return "request_id", f"item {item.index} of {item.request_id} is in room {twin}"
-        return self._rows.refusal(item)
-
-    @property
-    def _is_full(self) -> bool:
-        return self._rooms.n_live >= self.limits.max_rooms
-
-    @property
-    def _is_full_of_announcements(self) -> bool:
-        """Anyone can send frames: rooms without a request must not keep out those with one."""
-        return 2 * self._rooms.counts[RoomState.ANNOUNCED] >= self.limits.max_rooms
 
     def _refused(self, event: Refused) -> None:
         self._counters["refused_requests"] += 1
@@ -259,7 +241,8 @@ class Pipeline:
     def _announced(self, event: Announced) -> None:
         self._expire_if_due(event.room)
         state = self._rooms.state(event.room)
-        full = state is RoomState.NEW and (self._is_full or self._is_full_of_announcements)
+        gate = self._admission
+        full = state is RoomState.NEW and (gate.is_full or gate.is_full_of_announcements)
         self._feed(event.room, on.Spoke(event.receiver, self._stored(event.room)))
         if full:
             self._feed(event.room, Aborted(event.room, "too many rooms are open"))
@@ -296,11 +279,11 @@ class Pipeline:
     def _batch_encoded(self, event: BatchEncoded) -> None:
         for room in self._rows.batch_rooms():
             self._expire_if_due(room)
-        self._rows.encoded(event.batch, event.failures)
+        self._rows.encoded(event.batch, event.failures, self._now_s)
         self._settle()
 
     def _batch_failed(self, event: BatchFailed) -> None:
-        self._rows.failed(event.batch, event.reason)
+        self._rows.failed(event.batch, event.reason, self._now_s)
         self._settle()
 
     def _written(self, event: Written) -> None:
@@ -358,7 +341,7 @@ class Pipeline:
 
     def _decline(self, room: int, effect: on.Decline) -> None:
         self._counters["refused"] += 1
-        self._out.append(Refuse(effect.seq, effect.field, effect.reason))
+        self._out.append(Refuse(effect.seq, effect.kind, effect.field, effect.reason))
 
     def _acquire(self, room: int, effect: on.Acquire) -> None:
         item = effect.item

@@ -53,6 +53,8 @@ class BatchQueue:
         self._unclaimed: list[tuple[int, bytes]] = []
         self._n_orders = 0
         self._n_oversize_claimed = 0
+        self._n_claimed = 0
+        self._claimed_cost = 0
         self.cost = 0
 
     def __len__(self) -> int:
@@ -67,6 +69,10 @@ class BatchQueue:
     def oversize_claimed(self) -> bool:
         """A job larger than half the first tier waits, and a claimed room wants it."""
         return self._n_oversize_claimed > 0
+
+    def line(self, claimed: bool) -> tuple[int, int]:
+        """Tokens and items that come before a new item, claimed or not, as things are."""
+        return (self._claimed_cost, self._n_claimed) if claimed else (self.cost, len(self._jobs))
 
     def get(self, key: bytes) -> QueuedJob | None:
         return self._jobs.get(key)
@@ -98,7 +104,7 @@ class BatchQueue:
         if room in job.claimed:
             del job.claimed[room]
             if not job.claimed:
-                self._n_oversize_claimed -= job.oversize
+                self._count_claimed(job, -1)
                 self._file(job)
         else:
             del job.unclaimed[room]
@@ -122,12 +128,12 @@ class BatchQueue:
         del self._jobs[job.key]
         self.cost -= job.item.cost
         if job.claimed:
-            self._n_oversize_claimed -= job.oversize
+            self._count_claimed(job, -1)
 
     def split(self, job: QueuedJob) -> dict[int, None]:
         """Take the job's claimed rooms out of it; the others keep its place."""
         rooms, job.claimed = job.claimed, {}
-        self._n_oversize_claimed -= job.oversize
+        self._count_claimed(job, -1)
         self._file(job)
         return rooms
 
@@ -135,8 +141,13 @@ class BatchQueue:
         first = not job.claimed
         job.claimed[room] = None
         if first:
-            self._n_oversize_claimed += job.oversize
+            self._count_claimed(job, 1)
             self._file(job)
+
+    def _count_claimed(self, job: QueuedJob, by: int) -> None:
+        self._n_claimed += by
+        self._claimed_cost += by * job.item.cost
+        self._n_oversize_claimed += by * job.oversize
 
     def _file(self, job: QueuedJob) -> None:
         """Put the job where ``head`` finds it."""

@@ -6,7 +6,7 @@ is ``Expired``; the rest are answers, each to one effect. A receiver is known by
 
 from dataclasses import dataclass
 
-from ..types import Item, Receiver, RowLayout, Status
+from ..types import Item, Receiver, RefusalKind, RowLayout, Status
 from .events import Aborted, Refused, Submitted
 from .instructions import Outcome
 
@@ -104,6 +104,7 @@ class Decline:
     seq: int
     field: str
     reason: str
+    kind: RefusalKind = RefusalKind.INVALID
 
 
 @dataclass(frozen=True, slots=True)

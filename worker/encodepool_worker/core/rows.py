@@ -14,16 +14,22 @@ time. So that these cannot fill the store and keep those waiting:
 An unclaimed room for which there is no share waits in the queue, with its pixels, even if
 somebody else's entry has its rows. None of this holds for rows in the second tier: the tower's
 rows never wait for space there.
+
+*Deadlines*: a batch does not grow so long that an item in it would be late, and an item that could not
+be in time even by itself gets no turn while others wait.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import WorkerError
 from ..types import Item, RowLayout
+from .events import Aborted
 from .instructions import Demote, DropPixels, Instruction, Job, ReturnCredit, RunBatch
 from .limits import PipelineLimits
+from .outlook import Outlook
 from .queue import BatchQueue, Pixels, QueuedJob
 from .room_events import Filled, NotFilled, RoomEvent, Taken
 from .store import Entry, Store
@@ -34,6 +40,7 @@ class Reference:
     """What a room has: a place in the queue, or an entry, or (rows failed) neither."""
 
     claimed: bool
+    deadline_s: float = math.inf
     job: QueuedJob | None = None
     entry: Entry | None = None
     hit_tier: int | None = None
@@ -68,7 +75,7 @@ class Rows:
             free_ahead_bytes=limits.free_ahead_bytes,
             max_moves=limits.max_demotions,
         )
-        self.batch_since_s: float | None = None
+        self.outlook = Outlook(limits.max_tokens_per_batch, limits.max_items_per_batch)
         self._limits = limits
         self._counters = counters
         self._out = out
@@ -103,7 +110,8 @@ class Rows:
 
     def acquire(self, room: int, item: Item, pixels: Pixels, claimed: bool, now_s: float) -> None:
         """The room wants the rows of ``item``; answered now or later."""
-        reference = self._references[room] = Reference(claimed)
+        deadline_s = math.inf if item.deadline_s is None else item.deadline_s
+        reference = self._references[room] = Reference(claimed, deadline_s)
         entry = self.store.lookup(item.key)
         if entry and (claimed or self._has_share(entry)):
             self._counters["joined"] += not entry.is_filled
@@ -159,6 +167,17 @@ class Rows:
             self._out.append(ReturnCredit(pixels.seq, pixels.cost, pixels.pixel_bytes))
             self._out.append(DropPixels(pixels.handle))
 
+    # --- what is to be expected
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits for the tower, and it does nothing."""
+        return not (self._batch or self._retry or len(self.queue))
+
+    def again(self) -> tuple[int, int]:
+        """Tokens and items that get a turn of their own before anything new."""
+        return sum(running.item.cost for running in self._retry), len(self._retry)
+
     # --- what rooms have
 
     def stored(self, key: bytes) -> RowLayout | None:
@@ -205,21 +224,22 @@ class Rows:
         """What the tower does next, if it is idle and anything can be done."""
         if self._batch:
             return None
-        batch = self._next_retry() or self._form()
+        batch = self._next_retry() or self._form(now_s)
         if not batch:
             return None
         self._n_batches += 1
         self._counters["batches"] += 1
         self._batch = (self._n_batches, batch)
-        self.batch_since_s = now_s
+        self.outlook.begin(sum(running.item.cost for running in batch), now_s)
         for running in batch:
             self.store.start(running.entry)
         jobs = (Job(r.entry.id, r.item, r.pixels.handle, r.entry.extents) for r in batch)
         return RunBatch(self._n_batches, tuple(jobs))
 
-    def encoded(self, batch: int, failures: Mapping[int, str]) -> None:
+    def encoded(self, batch: int, failures: Mapping[int, str], now_s: float) -> None:
         """The batch is done; ``failures`` says which entries got no rows, and why."""
         jobs = self._answered(batch)
+        self.outlook.end(now_s, learn=len(failures) < len(jobs))
         unknown = failures.keys() - {running.entry.id for running in jobs}
         if unknown:
             raise WorkerError(f"batch {batch} has no entries {sorted(unknown)}")
@@ -232,9 +252,10 @@ class Rows:
             self._answers.extend((room, Filled()) for room in running.rooms)
             self.let_go(running.pixels)
 
-    def failed(self, batch: int, reason: str) -> None:
+    def failed(self, batch: int, reason: str, now_s: float) -> None:
         """The batch failed as a whole: each item gets a turn of its own, once."""
         jobs = self._answered(batch)
+        self.outlook.end(now_s, learn=False)
         self._counters["batches_failed"] += 1
         if len(jobs) == 1:
             self._give_up(jobs[0], reason)
@@ -248,7 +269,7 @@ class Rows:
         if self._batch is None or self._batch[0] != batch:
             raise WorkerError(f"answer for batch {batch}, which is not under way")
         jobs = self._batch[1]
-        self._batch = self.batch_since_s = None
+        self._batch = None
         return jobs
 
     def _next_retry(self) -> list[Running]:
@@ -259,10 +280,11 @@ class Rows:
             self._drop(running)
         return []
 
-    def _form(self) -> list[Running]:
-        """Take jobs in order as long as budgets and store allow; who does not fit, waits."""
+    def _form(self, now_s: float) -> list[Running]:
+        """Take jobs in order as long as budgets, deadlines and store allow; who does not fit, waits."""
         batch: list[Running] = []
         cost = 0
+        due_s = math.inf  # of the first in the batch that would be late
         while (job := self.queue.head()) is not None:
             full = cost + job.item.cost > self._limits.max_tokens_per_batch
             if batch and (full or len(batch) >= self._limits.max_items_per_batch):
@@ -275,12 +297,36 @@ class Rows:
                 self._attach_all(job.unclaimed, entry)
                 self.let_go(job.pixels)
                 continue
+            deadline_s = self._deadline_s(job)
+            if (batch or len(self.queue) > 1) and now_s + self._expected_s(job.item.cost) > deadline_s:
+                self._turn_away(job)
+                continue
+            due_s = min(due_s, deadline_s)
+            if batch and now_s + self._expected_s(cost + job.item.cost) > due_s:
+                break
             share = self._has_share_for(job.nbytes)
             if not (job.claimed or share) or not self.store.make_room(job.nbytes):
                 break
             batch.append(self._reserve(job, share))
             cost += job.item.cost
         return batch
+
+    def _expected_s(self, cost: int) -> float:
+        """0 while nothing is known."""
+        return self.outlook.batch_s(cost) or 0.0
+
+    def _deadline_s(self, job: QueuedJob) -> float:
+        """When nobody wants the job's rows any more."""
+        return max(self._references[room].deadline_s for room in (*job.claimed, *job.unclaimed))
+
+    def _turn_away(self, job: QueuedJob) -> None:
+        """The tower would work for nothing, and make the next late, too."""
+        self._counters["given_up_items"] += 1
+        self.queue.remove(job)
+        for room in (*job.claimed, *job.unclaimed):
+            self._references[room].job = None
+            self._answers.append((room, Aborted(room, "its rows could not be ready by its deadline")))
+        self.let_go(job.pixels)
 
     def _reserve(self, job: QueuedJob, share: bool) -> Running:
         """Give the job an entry; without a share its unclaimed rooms stay in the queue."""

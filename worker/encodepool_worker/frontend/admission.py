@@ -1,4 +1,6 @@
-"""Who may come in: bytes of pixels, tokens in the queue, predicted wait. Arithmetic, no I/O.
+"""Who may come in, by the bytes of its pixels. Arithmetic, no I/O.
+
+How long the tower would take is for the loop to judge, which knows what lies in its store.
 
 Every byte of a request is held in one of two places, and both are charged to one budget:
 
@@ -25,7 +27,7 @@ MIN_CHARGE_BYTES = 64 * 1024
 
 
 class NoCredit(WorkerError):
-    """The worker is full, or would be too late. Answered RESOURCE_EXHAUSTED."""
+    """The worker is full. Answered RESOURCE_EXHAUSTED."""
 
 
 class NotServing(WorkerError):
@@ -34,25 +36,19 @@ class NotServing(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be held: bytes of pixels in all and in one message, tokens queued, seconds waited.
-
-    ``batch_tokens``: the most that the tower takes at once; 0 where that plays no part.
-    """
+    """What may be held: bytes of pixels in all and in one message."""
 
     pixel_bytes: int
     message_bytes: int
-    queue_tokens: int
-    queue_s: float
-    batch_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.message_bytes <= self.pixel_bytes // 3:
             raise ValueError(f"message_bytes {self.message_bytes} is not in (0, {self.pixel_bytes} / 3]")
 
     @classmethod
-    def within(cls, pixel_bytes: int, queue_tokens: int, queue_s: float, batch_tokens: int = 0) -> "Limits":
+    def within(cls, pixel_bytes: int) -> "Limits":
         """Limits for a budget; below 768 MiB the longest message is a third of it."""
-        return cls(pixel_bytes, min(MAX_MESSAGE_BYTES, pixel_bytes // 3), queue_tokens, queue_s, batch_tokens)
+        return cls(pixel_bytes, min(MAX_MESSAGE_BYTES, pixel_bytes // 3))
 
     @property
     def queued_bytes(self) -> int:
@@ -117,45 +113,14 @@ class Account:
         """The request of ``hold`` goes no further."""
         self.reading_bytes -= self._reading.pop(hold)
 
-    def check(
-        self,
-        hold: int,
-        cost: int,
-        *,
-        now_s: float,
-        deadline_s: float | None,
-        tokens_per_s: float | None,
-        busy_s: float = 0.0,
-    ) -> None:
-        """Is there credit for ``cost`` tokens and the bytes of ``hold``? Raises NoCredit.
-
-        ``busy_s``: until the tower is done with what it is at. The limit on tokens is not absolute: an
-        item larger than it is taken by an empty queue. Without a measured rate nothing is predicted.
-        """
+    def check(self, hold: int) -> None:
+        """Is there credit for the bytes of ``hold`` in the queue? Raises NoCredit."""
         limits = self.limits
         nbytes = self._reading[hold]
         if self.queued_bytes + nbytes > limits.queued_bytes:
             raise NoCredit(
                 f"{self.queued_bytes} of {limits.queued_bytes} bytes of pixels are waiting for the tower, "
                 f"no room for {nbytes} more; add replicas or raise max_pixel_mib"
-            )
-        if self._queued and self.queued_tokens + cost > limits.queue_tokens:
-            raise NoCredit(
-                f"{self.queued_tokens} of {limits.queue_tokens} tokens are waiting for the tower, "
-                f"no room for {cost} more; add replicas or raise max_queue_tokens"
-            )
-        wait_s = self.predicted_wait_s(tokens_per_s)
-        if wait_s is None or tokens_per_s is None:
-            return
-        if wait_s > limits.queue_s:
-            raise NoCredit(
-                f"the predicted wait is {wait_s:.1f} s, above max_queue_seconds {limits.queue_s:g}"
-            )
-        done_s = busy_s + self._tokens_with_its_batch(cost) / tokens_per_s
-        if deadline_s is not None and now_s + done_s > deadline_s:
-            raise NoCredit(
-                f"encoding would be done in {done_s:.1f} s, after the call's deadline in "
-                f"{deadline_s - now_s:.1f} s"
             )
 
     def hand_over(self, hold: int, seq: int, cost: int) -> None:
@@ -174,21 +139,6 @@ class Account:
         self.queued_bytes -= share.nbytes
         self.queued_tokens -= share.cost
 
-    def predicted_wait_s(self, tokens_per_s: float | None) -> float | None:
-        """Until the tower begins with the next item; None while its rate is not known."""
-        if not tokens_per_s:
-            return None
-        return self.queued_tokens / tokens_per_s
-
-    def _tokens_with_its_batch(self, cost: int) -> int:
-        """Of the queue, up to the end of the batch in which an item of ``cost`` would come.
-
-        Rows are ready with their batch, and one that is not the next will be full by then: a queue that
-        is filled up to the last deadline would else be encoded for nothing, each item a batch too late.
-        """
-        tokens, batch = self.queued_tokens + cost, self.limits.batch_tokens
-        return -(-tokens // batch) * batch if 0 < batch < tokens else tokens
-
     def _charge(self, nbytes: int) -> int:
         return max(nbytes, min(MIN_CHARGE_BYTES, self.limits.message_bytes))
 
@@ -196,6 +146,5 @@ class Account:
         limits = self.limits
         return (
             f"<Account reading {self.reading_bytes} in {self.readers}, queued {self.queued_bytes} in "
-            f"{self.queued_items} of {limits.pixel_bytes} bytes, {self.queued_tokens} of "
-            f"{limits.queue_tokens} tokens>"
+            f"{self.queued_items} of {limits.pixel_bytes} bytes>"
         )

@@ -44,13 +44,7 @@ class Frontend:
 
     def __init__(self, settings: Settings, model: ModelFacts) -> None:
         self.settings = settings
-        limits = Limits.within(
-            settings.max_pixel_bytes,
-            settings.max_queue_tokens,
-            settings.max_queue_seconds,
-            settings.max_tokens_per_batch,
-        )
-        self.account = Account(limits)
+        self.account = Account(Limits.within(settings.max_pixel_bytes))
         self.counts = Counts()
         self.health = Health(settings.tensor_parallel_size)
         self.routes = RouteTable(settings.tensor_parallel_size, settings.incarnation)
@@ -69,8 +63,6 @@ class Frontend:
             ),
             counts=self.counts,
             serving=self.ready,
-            tokens_per_s=self._tokens_per_s,
-            busy_s=self._busy_s,
         )
         scheduler = SchedulerService(
             settings=settings,
@@ -84,7 +76,7 @@ class Frontend:
             [self._encode.handler(), scheduler.handler()],
             settings.host,
             settings.grpc_port,
-            limits.message_bytes,
+            self.account.limits.message_bytes,
         )
         self._bootstrap = HttpServer(
             bootstrap_app(self.routes), settings.host, settings.bootstrap_port, "bootstrap"
@@ -150,12 +142,12 @@ class Frontend:
         )
 
     def _catch_up(self) -> None:
-        """Reads what has arrived; where that is old, also what is still on its way.
+        """Reads what has arrived; where readiness would be lost for good, also what is on its way.
 
-        Once withdrawn nothing hangs on it, and every answer would hold up all others.
+        Only then: waiting here holds up everything else in this process.
         """
         self._link.read()
-        if self.health.phase is Phase.WITHDRAWN:
+        if self.health.phase is not Phase.READY:
             return
         give_up_s = time.monotonic() + CATCH_UP_S
         while not self.health.alive(now_s := time.monotonic()).good and now_s < give_up_s:
@@ -171,12 +163,12 @@ class Frontend:
             "encodepool_refusals_dropped_total": self._link.dropped,
             "encodepool_pixel_limit_bytes": self.account.limits.pixel_bytes,
             "encodepool_credit_tokens": self.account.queued_tokens,
-            "encodepool_predicted_wait_seconds": self.account.predicted_wait_s(self._tokens_per_s()),
+            "encodepool_predicted_wait_seconds": state.predicted_wait_s if state else None,
             "encodepool_turn_age_seconds": self.health.turn_age_s(now_s),
             "encodepool_batch_age_seconds": self.health.batch_age_s(now_s),
             "encodepool_queue_items": state.queue_items if state else None,
             "encodepool_queue_tokens": state.queue_cost if state else None,
-            "encodepool_tower_tokens_per_second": self._tokens_per_s(),
+            "encodepool_tower_tokens_per_second": state.tokens_per_s if state else None,
         }
         samples: dict[str, dict[tuple[str, ...], float]] = {
             name: {(): value} for name, value in values.items() if value is not None
@@ -186,16 +178,6 @@ class Frontend:
             ("queued",): self.account.queued_bytes,
         }
         return samples
-
-    def _tokens_per_s(self) -> float | None:
-        return self.health.state.tokens_per_s if self.health.state else None
-
-    def _busy_s(self) -> float:
-        """Until the running batch should end; 0 where there is none, or it is later than it should be."""
-        state, age_s = self.health.state, self.health.batch_age_s(time.monotonic())
-        if state is None or state.batch_expected_s is None or age_s is None:
-            return 0.0
-        return max(0.0, state.batch_expected_s - age_s)
 
     def _on_message(self, message: intake.Credit | intake.State | intake.Drained) -> None:
         if isinstance(message, intake.State):

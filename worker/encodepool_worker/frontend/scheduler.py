@@ -149,14 +149,14 @@ class SchedulerService:
         account, state = self.account, self.health.state
         waiting = state.queue_items if state else 0
         running = max(0, account.queued_items - waiting)
-        usage = min(1.0, account.queued_tokens / account.limits.queue_tokens)
+        usage = min(1.0, account.queued_tokens / self.settings.max_queue_tokens)
         rate = (state.tokens_per_s if state else None) or 0.0
         load = pb2.SchedulerLoad(
             num_running_reqs=_int32(running),
             num_waiting_reqs=_int32(waiting),
             num_total_reqs=_int32(running + waiting),
             num_used_tokens=_int32(account.queued_tokens),
-            max_total_num_tokens=_int32(account.limits.queue_tokens),
+            max_total_num_tokens=_int32(self.settings.max_queue_tokens),
             max_running_requests=_int32(self.settings.max_items_per_batch),
             num_waiting_uncached_tokens=_int32(account.queued_tokens),
             token_usage=usage,

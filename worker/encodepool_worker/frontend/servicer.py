@@ -23,7 +23,7 @@ from smg_grpc_proto.generated import tokenspeed_encoder_pb2 as encoder_pb2
 
 from ..errors import RequestRefused
 from ..logs import LimitedLog, get_logger
-from ..types import TowerSpec
+from ..types import RefusalKind, TowerSpec
 from ..wire import intake
 from ..wire.encode import EncodeItem, EncodeLimits, EncodeTensor, ShmSource, parse_encode
 from .admission import NoCredit, NotServing
@@ -113,8 +113,6 @@ class EncodeService:
     keys: ContentKeys
     counts: Counts
     serving: Callable[[], Report]
-    tokens_per_s: Callable[[], float | None]
-    busy_s: Callable[[], float] = float
     read_s: float = READ_S
     answer_s: float = ANSWER_S
     clock: Callable[[], float] = time.monotonic
@@ -244,14 +242,7 @@ class EncodeService:
             raise NotServing(f"this worker takes no work: {serving.reason}")
         item = named.item
         account = self.gate.account
-        account.check(
-            call.hold,
-            item.n_tokens,
-            now_s=self.clock(),
-            deadline_s=call.deadline_s,
-            tokens_per_s=self.tokens_per_s(),
-            busy_s=self.busy_s(),
-        )
+        account.check(call.hold)
         submit = intake.Submit(
             seq=self.link.next_seq(),
             request_id=item.request_id,
@@ -284,7 +275,10 @@ class EncodeService:
         if isinstance(said, intake.Admitted):
             return _Verdict(grpc.StatusCode.OK)
         # The loop has told the receivers itself, where that was right: not if the room is another's.
-        return _Verdict(INVALID, f"{said.field}: {said.reason}", refused_field=said.field)
+        text = f"{said.field}: {said.reason}"
+        if said.kind is RefusalKind.INVALID:
+            return _Verdict(INVALID, text, refused_field=said.field)
+        return _Verdict(EXHAUSTED if said.kind is RefusalKind.FULL else UNAVAILABLE, text)
 
     def _answered(self, call: _Call, room: int, answer: "asyncio.Future[Answer]") -> None:
         """The loop has taken the item, or not; whether or not anybody still waits for that."""

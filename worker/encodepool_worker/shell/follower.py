@@ -63,6 +63,7 @@ class Follower:
         self.metrics = Metrics()
         self._memory = StoreMemory(tiers)
         self._pixels = PixelTable()
+        self._arriving: wire.Assembly | None = None
         self._batch: do.RunBatch | None = None
         limits = SenderLimits.for_rdma() if settings.transfer_protocol == "rdma" else SenderLimits()
         self._sender = Sender(make_engine, self._memory.regions, self._sent, limits)
@@ -143,23 +144,28 @@ class Follower:
         """Some of what has arrived, so that beats and answers have their turn; True at the end."""
         for _ in range(MESSAGES_PER_POLL):
             try:
-                # Not copied: pixels stay where ZMQ put them until the tower has read them.
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
             try:
                 message, payloads = self._incoming.from_leader(frames)
+                if isinstance(message, wire.End):
+                    return True
+                self._obey(message, payloads)
             except WireError as error:
                 raise GroupLost(f"rank 0 cannot be understood: {error}") from error
-            if isinstance(message, wire.End):
-                return True
-            self._obey(message, payloads)
         return False
 
     def _obey(self, message: wire.FromLeader, payloads: list[memoryview]) -> None:
         match message:
             case wire.Batch():
-                self._run_batch(message, payloads)
+                self._arriving = wire.Assembly(message)
+                self._run_if_complete()
+            case wire.Piece():
+                if self._arriving is None:
+                    raise WireError("piece", message.job, "of a batch that is arriving")
+                self._arriving.add(message, payloads[0])
+                self._run_if_complete()
             case wire.Write():
                 slices = [Slice(*piece) for piece in message.slices]
                 self._sender.submit(message.write, message.session, slices)
@@ -176,9 +182,13 @@ class Follower:
             case wire.TurnedAway():
                 raise GroupLost(f"rank 0 turned this rank away: {message.reason}")
 
-    def _run_batch(self, message: wire.Batch, payloads: list[memoryview]) -> None:
+    def _run_if_complete(self) -> None:
+        if self._arriving is None or not self._arriving.is_complete:
+            return
+        batch, pixels = self._arriving.batch, self._arriving.pixels
+        self._arriving = None
         jobs = []
-        for header, payload in zip(message.jobs, payloads, strict=True):
+        for header, payload in zip(batch.jobs, pixels, strict=True):
             grids = tuple(Grid(*grid) for grid in header.grids)
             item = Item(
                 request_id=header.request_id,
@@ -191,7 +201,7 @@ class Follower:
             )
             handle = self._pixels.add(Pixels(payload, header.dtype, header.shape, grids))
             jobs.append(do.Job(header.entry, item, handle, _ranges(header.extents)))
-        self._batch = do.RunBatch(message.batch, tuple(jobs))
+        self._batch = do.RunBatch(batch.batch, tuple(jobs))
         self._tower.submit(self._batch)
 
     def _report(self, now_s: float) -> None:
@@ -204,7 +214,6 @@ class Follower:
                 routed=self._welcome,
                 queue_items=0,
                 queue_cost=0,
-                tokens_per_s=self._tower.tokens_per_s,
                 counters=samples | self.metrics.snapshot(),
             )
         )

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from ..core.events import DrainStarted, Event, Tick
+from ..core.events import DrainStarted, Event, Tick, WriteFailed
 from ..core.instructions import (
     Admit,
     Conclude,
@@ -45,6 +45,9 @@ METRICS_EVERY_S = 1.0
 
 STORY_RECORDS = 12
 """Of a failed room's story in its log line: the last ones say how it failed."""
+
+FAREWELL_S = 1.0
+"""For telling receivers when this process has to end."""
 
 DRAIN_UNASKED_S = 5.0
 """After SIGTERM the frontend says when to drain; if it does not, the loop starts by itself."""
@@ -81,6 +84,8 @@ class Loop:
         self._draining = False
         self._routed = False
         self._asked_to_end_s = math.inf
+        self._lost: str | None = None
+        self._farewell_until_s = math.inf
         self._reported_s = -math.inf
         self._reported_routed = False
         self._measured_s = -math.inf
@@ -97,14 +102,22 @@ class Loop:
         """SIGTERM came. From any thread or a signal handler; noticed within a second."""
         self._asked_to_end_s = min(self._asked_to_end_s, time.monotonic())
 
-    def run(self) -> None:
-        """Until everything accepted has been drained. Raises WorkerError where the loop cannot go on."""
-        while not self._drained:
+    def lose(self, reason: str) -> None:
+        """This process cannot go on: ``run`` ends within ``FAREWELL_S``. From any thread."""
+        self._lost = self._lost or reason
+        self._inbox.answer(Tick())
+
+    def run(self) -> str | None:
+        """Until everything accepted has been drained, or until everyone has been told who may be since
+        ``lose`` was called: then its reason. Raises WorkerError where the loop cannot go on.
+        """
+        while not self._drained and time.monotonic() < self._farewell_until_s:
             self._turn(self._inbox.take(self._sleep_s()))
+        return self._lost
 
     def _sleep_s(self) -> float:
         now_s = time.monotonic()
-        wake_s = now_s + MAX_SLEEP_S
+        wake_s = min(now_s + MAX_SLEEP_S, self._farewell_until_s)
         deadline_s = self._pipeline.next_deadline_s()
         if deadline_s is not None:
             wake_s = min(wake_s, deadline_s)
@@ -120,10 +133,21 @@ class Loop:
             self._log.warning("nobody asked for the drain; starting it")
             self._draining = True
             events = [*events, DrainStarted(now_s + self._drain_s)]
+        if self._lost is not None and math.isinf(self._farewell_until_s):
+            # A drain without time: every room fails, and whoever has no write under way is told.
+            self._farewell_until_s = now_s + FAREWELL_S
+            events = [*events, DrainStarted(now_s)]
         for instruction in self._pipeline.handle_all(events or (Tick(),), now_s):
-            self._carry_out(instruction)
+            if self._lost is None or not self._left_out(instruction):
+                self._carry_out(instruction)
         self._back.flush()
         self._report(time.monotonic())
+
+    def _left_out(self, instruction: Instruction) -> bool:
+        """Nothing is begun any more, and a write that never began may be told at once."""
+        if isinstance(instruction, Write):
+            self._inbox.answer(WriteFailed(instruction.write, "the worker ends", False))
+        return isinstance(instruction, Write | RunBatch | Demote | RetireEngine)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -140,7 +164,12 @@ class Loop:
                 self._back.send(intake.Admitted(seq=instruction.seq, repeated=instruction.repeated))
             case Refuse():
                 self._back.send(
-                    intake.Refused(seq=instruction.seq, field=instruction.field, reason=instruction.reason)
+                    intake.Refused(
+                        seq=instruction.seq,
+                        kind=instruction.kind,
+                        field=instruction.field,
+                        reason=instruction.reason,
+                    )
                 )
             case ReturnCredit():
                 self._back.send(intake.Credit(seq=instruction.seq))
@@ -185,8 +214,9 @@ class Loop:
                 queue_items=snapshot.queue_items,
                 queue_cost=snapshot.queue_cost,
                 batch_age_s=None if since_s is None else max(0.0, now_s - since_s),
-                batch_expected_s=None if since_s is None else self._ranks.tower.expected_s,
-                tokens_per_s=self._ranks.tower.tokens_per_s,
+                batch_expected_s=snapshot.batch_expected_s,
+                tokens_per_s=snapshot.tokens_per_s,
+                predicted_wait_s=snapshot.predicted_wait_s,
                 counters=self._samples,
             )
         )

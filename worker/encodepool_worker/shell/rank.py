@@ -82,7 +82,6 @@ class Rank:
             self.metrics,
             crash,
             parallel,
-            full_tokens=settings.max_tokens_per_batch,
         )
         self._mover = Mover(self.memory, answer, crash, max_orders=self.pipeline.limits.max_demotions)
         self._statuses = StatusSender(self.metrics, crash)
@@ -123,6 +122,10 @@ class Rank:
         ports = [control.port for control in self._controls]
         get_logger().info("listening for receivers", host=settings.host, ports=ports)
         self._register(0)
+
+    def say_farewell(self) -> None:
+        """Instead of ``close``, for a process that ends at once: what receivers were told goes out."""
+        self._statuses.close()
 
     def close(self) -> bool:
         """In the order of the flow: nothing comes in, nothing runs, what was decided goes out.
@@ -250,6 +253,8 @@ def limits_of(settings: Settings, store_bytes: int, second_tier_bytes: int = 0) 
         n_ranks=settings.tensor_parallel_size,
         max_tokens_per_batch=settings.max_tokens_per_batch,
         max_items_per_batch=settings.max_items_per_batch,
+        max_queue_cost=settings.max_queue_tokens,
+        max_wait_s=settings.max_queue_seconds,
         announce_s=settings.announce_seconds,
         queue_s=settings.park_seconds,
         park_s=settings.park_seconds,

@@ -18,13 +18,6 @@ from .pixels import PixelTable
 from .store_memory import StoreMemory
 from .threads import Crash, start_thread
 
-PACE_WEIGHT = 0.2
-"""Weight of the newest batch in the moving average of seconds per token."""
-
-RATE_DECAY = 1 - PACE_WEIGHT
-RATE_TOKENS = 1024
-"""A batch of fewer tokens takes about as long as one of these: full batches are not as slow a token."""
-
 
 class TowerRunner:
     """Pixels -> tower -> rows in their entries. ``answer`` gets one event for each batch.
@@ -36,8 +29,6 @@ class TowerRunner:
     Of several ranks (``parallel``) each runs every batch, and votes once for it whatever happens
     to it here; ranks that lost each other end. Whether all of them have stored the rows is known
     from their answers.
-
-    ``full_tokens``: no batch has more, so one of so many is a full one.
     """
 
     def __init__(
@@ -49,42 +40,20 @@ class TowerRunner:
         metrics: Metrics,
         crash: Crash,
         parallel: TensorParallel | None = None,
-        *,
-        full_tokens: int = RATE_TOKENS,
     ) -> None:
         self._tower = tower
-        self._full_tokens = min(full_tokens, RATE_TOKENS)
         self._parallel = parallel
         self._pixels = pixels
         self._memory = memory
         self._answer = answer
         self._metrics = metrics
         self._crash = crash
-        self._seconds_per_token: float | None = None
-        self._recent = (0.0, 0.0)  # tokens and seconds of the last batches, older ones weigh less
-        self._expected_s: float | None = None
         self._orders: queue.Queue[RunBatch | None] = queue.Queue(2)
         self._closing = False
         self._thread = start_thread("tower", self._run, crash)
 
-    @property
-    def expected_s(self) -> float | None:
-        """How long the running batch should take; None while nothing has been measured."""
-        return self._expected_s
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The rate of full batches, as far as it has been seen; None while nothing has been measured.
-
-        For predicting how long a queue takes. A few small items must not make it look endless.
-        """
-        tokens, seconds = self._recent
-        return tokens / seconds if seconds else None
-
     def submit(self, order: RunBatch) -> None:
         """Never waits: there is one batch at a time. Raises queue.Full otherwise, which is a bug."""
-        pace = self._seconds_per_token
-        self._expected_s = None if pace is None else pace * _cost(order)
         self._orders.put_nowait(order)
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -99,7 +68,7 @@ class TowerRunner:
             started_s = time.monotonic()
             answer = self._encode(order)
             seconds = time.monotonic() - started_s
-            self._count(order, answer, seconds)
+            self._count(order, seconds)
             self._answer(answer)
 
     def _encode(self, order: RunBatch) -> BatchEncoded | BatchFailed:
@@ -188,15 +157,7 @@ class TowerRunner:
         except RuntimeError as error:
             self._crash(f"the device is lost: {error}; it began with: {reason}")
 
-    def _count(self, order: RunBatch, answer: BatchEncoded | BatchFailed, seconds: float) -> None:
-        if isinstance(answer, BatchEncoded) and len(answer.failures) < len(order.jobs):
-            cost = _cost(order)
-            tokens, before_s = self._recent
-            counted = max(cost, self._full_tokens)
-            self._recent = (RATE_DECAY * tokens + counted, RATE_DECAY * before_s + seconds)
-            pace = seconds / cost
-            known = self._seconds_per_token
-            self._seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)
+    def _count(self, order: RunBatch, seconds: float) -> None:
         self._metrics.add("encodepool_tower_seconds_total", seconds)
         self._metrics.add("encodepool_batches_total")
         self._metrics.add("encodepool_batch_items_total", len(order.jobs))

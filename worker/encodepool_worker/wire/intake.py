@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..errors import WireError
-from ..types import DTYPE_BYTES, ROOM_LIMIT, Grid, Item, Modality, TowerSpec
+from ..types import DTYPE_BYTES, ROOM_LIMIT, Grid, Item, Modality, RefusalKind, TowerSpec
 
 SCHEMA_VERSION = 2
 """Raised with every change of a header: frontend and rank 0 come from one image, or not at all."""
@@ -129,6 +129,7 @@ class Refused(_Message, frozen=True, kw_only=True):
     """Submission ``seq`` was not taken, and which field is why."""
 
     seq: int
+    kind: RefusalKind
     field: str
     reason: str
 
@@ -146,7 +147,8 @@ class State(_Message, frozen=True, kw_only=True):
     """The loop's own report after a turn, at least once a second: it is the proof of progress.
 
     ``turn_s`` is the monotonic time of that turn; ``batch_age_s`` is None without a batch.
-    ``tokens_per_s`` is what the tower did lately; None before its first batch.
+    ``tokens_per_s`` is what the tower does in full batches, ``predicted_wait_s`` how long an item that
+    comes now would wait for it; None before its first batch.
     ``counters`` are the loop's metrics, as ``encodepool_name`` or ``encodepool_name{label="x"}``.
     """
 
@@ -157,6 +159,7 @@ class State(_Message, frozen=True, kw_only=True):
     batch_age_s: float | None = None
     batch_expected_s: float | None = None
     tokens_per_s: float | None = None
+    predicted_wait_s: float | None = None
     counters: dict[str, float] = {}
 
 
