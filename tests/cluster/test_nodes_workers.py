@@ -41,6 +41,9 @@ SETTLE_S = 6
 LAG_S, WITHIN_S = 2.5, 4.5
 """How late the traffic hears of a withdrawal, and how late it sends at most: within the settle time."""
 
+DELETED_LAG_S, DELETED_WITHIN_S = 1.5, 3.5
+"""The same for a pod that is deleted, which gets SIGTERM 5 s later."""
+
 
 @pytest.fixture(scope="module")
 def sender(nodes, tokenspeed, tiny_model):
@@ -192,6 +195,32 @@ def test_the_scale_command_adds_a_group(applied, sender):
     stage.took("a third group by kubectl scale", since)
     assert before.items() <= after.items()
     assert [sender.send(worker) for name, worker in after.items() if name not in before] == [""]
+
+
+def test_a_pod_that_is_deleted_serves_on_until_gateways_have_heard_of_it(applied, sender):
+    """Nobody withdraws it first. Requests go on to the old list for a second, and none is lost."""
+    stage, pools = applied, applied.pools
+    before = stage.replicas(2)
+    deleted, evicted = before
+    with Traffic(sender, stage.published, DELETED_LAG_S, DELETED_WITHIN_S).flowing() as traffic:
+        wait_for(lambda: traffic.sent > 4, 30, "the traffic")
+        since = time.monotonic()
+        pools.core.delete_namespaced_pod(pod_of(deleted), pools.namespace)
+        pod = pools.core.read_namespaced_pod(pod_of(deleted), pools.namespace)
+        assert pod.metadata.deletion_timestamp is not None
+        [new] = stage.wait_replaced(before, deleted)
+        stage.took("a deleted pod's group listed again", since)
+        to_deleted = traffic.sent_to_withdrawn
+        now = stage.published.now
+        pools.core.create_namespaced_pod_eviction(
+            pod_of(evicted), pools.namespace, {"metadata": {"name": pod_of(evicted)}}
+        )
+        stage.wait_replaced(now, evicted)
+    assert traffic.failures == []
+    assert 0 < to_deleted < traffic.sent_to_withdrawn  # else this shows nothing
+    assert new["url"] not in {worker["url"] for worker in before.values()}
+    assert [notice for notice in pools.events(TINY) if notice[0] == "GroupRepaired"] == []
+    stage.wait_ready()
 
 
 def test_groups_that_fail_come_back_at_another_address_with_their_evidence(applied, sender):

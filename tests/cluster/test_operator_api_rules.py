@@ -122,7 +122,7 @@ def test_a_late_write_of_a_list_does_not_replace_a_newer_one(ask, kube, namespac
     async def story(client):
         filed = pools.Pools()
         cache = Cache(observe.TRIM, lambda kind, before, after: filed.note(kind, before, after))
-        executor = Executor(client, cache, observe.Observer(filed, "default:1"), lambda: True)
+        executor = Executor(client, cache, observe.Observer(filed, "default:1"))
 
         async def write(text, version=""):
             planned = WriteEndpoints({"workers.json": text}, "it has changed", version)

@@ -25,4 +25,4 @@ def test_the_example_runs_from_this_environment_and_is_taken(kube, namespace):
 
 
 def test_what_is_printed_begins_with_the_kubeconfig(tmp_path):
-    assert deploy.next_steps(tmp_path / "k", "") == [f"export KUBECONFIG={tmp_path / 'k'}"]
+    assert deploy.next_steps(tmp_path / "k", tmp_path, "") == [f"export KUBECONFIG={tmp_path / 'k'}"]

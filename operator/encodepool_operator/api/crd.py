@@ -7,7 +7,8 @@ from hashlib import sha256
 from typing import Any
 
 from . import labels, native, rules
-from .fields import INT32_MAX, SPEC, Field, Kind, Unset
+from .field import INT32_MAX, Field, Kind, Unset
+from .fields import SPEC
 from .names import NAME_LIMIT, NAME_PATTERN
 from .status_fields import STATUS
 

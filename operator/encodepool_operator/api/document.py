@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .fields import SPEC, Field, Kind, Unset
+from .field import Field, Kind, Unset
+from .fields import SPEC
 from .types import Spec
 
 

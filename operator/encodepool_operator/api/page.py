@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from . import labels, rules
 from .crd import COLUMNS, PLURAL, SHORT_NAME
-from .fields import INT32_MAX, SPEC, Field, Kind, Unset
+from .field import INT32_MAX, Field, Kind, Unset
+from .fields import SPEC
 from .names import NAME_LIMIT, NAME_PATTERN
 from .status_fields import STATUS
 

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from . import labels, names
-from .fields import INT32_MAX, SPEC, Field, Kind, Unset
+from .field import INT32_MAX, Field, Kind, Unset
+from .fields import SPEC
 from .rules import derive, spec_problems
 from .types import EncodePool, IntOrPercent, Metadata, Spec
 

@@ -6,7 +6,7 @@ again and again: a test compares the table with statuses that the planner makes.
 
 from typing import Any
 
-from .fields import INT32_MAX, Field, Kind, Shape, Unset
+from .field import INT32_MAX, Field, Kind, Shape, Unset
 
 INT64_MAX = 2**63 - 1
 TIME = 40

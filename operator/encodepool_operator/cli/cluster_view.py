@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 import click
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from encodepool_operator.core import consumer, reasons
 
-from .progress import PIPE_WIDTH
+from .progress import PIPE_WIDTH, Screen
 
 Object = Mapping[str, Any]
 
@@ -47,24 +45,12 @@ def print_gateway_flags(pool: str, listed: str) -> None:
         click.echo(" ".join([way.flags, *(listed.split() if way.key == consumer.STATIC else ())]))
 
 
-class LiveTable:
+class LiveTable(Screen):
     """Shows pools again and again: in place on a terminal, elsewhere one table after another."""
 
     def __init__(self, *, detailed: bool) -> None:
+        super().__init__(_console())
         self._detailed = detailed
-        self._console = _console()
-        self._live = Live(console=self._console, auto_refresh=False)
-
-    def __enter__(self) -> "LiveTable":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
 
     def show(self, pools: Sequence[Object]) -> None:
         shown = _shown(pools, self._detailed, datetime.now(UTC))

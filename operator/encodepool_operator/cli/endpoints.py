@@ -9,6 +9,8 @@ from encodepool_operator.core.endpoints import WORKERS
 from encodepool_operator.core.manifest import Worker
 from encodepool_operator.local.errors import LocalError, ManifestError
 
+from .pool_list import check_pools
+
 # Commands import what they need when they run, so that --help and completion are quick.
 
 WITH = click.option(
@@ -64,7 +66,12 @@ def merge(lists: tuple[Path, ...], manifest: Path | None, out: Path | None) -> N
 
 @endpoints.command()
 @click.option(
-    "--pool", "pools", multiple=True, metavar="[NS/]NAME", help="A pool of the cluster; may be repeated."
+    "--pool",
+    "pools",
+    multiple=True,
+    callback=check_pools,
+    metavar="[NS/]NAME",
+    help="A pool of the cluster; may be repeated.",
 )
 @click.option(
     "--state-dir",

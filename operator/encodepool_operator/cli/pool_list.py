@@ -10,7 +10,20 @@ from typing import Any
 
 import click
 
+from encodepool_operator.api.names import name_problem
+
 LIST = "endpoints.json"
+
+
+def check_pools(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+    """Callback of options ``--pool``, whether they may be repeated or not."""
+    for pool in given if isinstance(given, tuple) else (given,) if given is not None else ():
+        namespace, slash, name = pool.rpartition("/")
+        if (slash and not namespace) or "/" in namespace:
+            raise click.BadParameter(f"{pool!r} is neither NAME nor NAMESPACE/NAME")
+        if problem := name_problem(name):
+            raise click.BadParameter(f"{pool!r}: a pool's name {problem}")
+    return given
 
 
 def with_pool_option(command: click.Command) -> click.Command:
@@ -32,7 +45,12 @@ def with_pool_option(command: click.Command) -> click.Command:
             return inner(**given | {"endpoints": file})
 
     extra = [
-        click.Option(["--pool"], metavar="[NS/]NAME", help="A pool of the cluster instead of a file."),
+        click.Option(
+            ["--pool"],
+            callback=check_pools,
+            metavar="[NS/]NAME",
+            help="A pool of the cluster instead of a file.",
+        ),
         click.Option(["--context"], metavar="NAME", help="With --pool: context of the kubeconfig."),
     ]
     return click.Command(

@@ -2,6 +2,7 @@
 
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,17 +35,15 @@ def status_table(report: Report, *, running: bool) -> None:
         console.print("the controller is not running: this is what it last saw")
 
 
-class Progress:
-    """Shows reports on standard error while a command waits. Use as a context."""
+class Screen:
+    """Something shown again and again, on a terminal in one place. Use as a context; ``transient``: it goes
+    away at the end."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, transient=True, auto_refresh=False)
-        self._shown: dict[int, tuple[str, int]] = {}
-        self._stalled = ""
-        self._began_s = time.monotonic()
+    def __init__(self, console: Console, *, transient: bool = False) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=transient, auto_refresh=False)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -54,6 +53,16 @@ class Progress:
     ) -> None:
         if self._console.is_terminal:
             self._live.stop()
+
+
+class Progress(Screen):
+    """Shows reports on standard error while a command waits."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(stderr=True), transient=True)
+        self._shown: dict[int, tuple[str, int]] = {}
+        self._stalled = ""
+        self._began_s = time.monotonic()
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

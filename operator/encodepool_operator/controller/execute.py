@@ -6,7 +6,7 @@ all after it wait for it: the order inside a plan is the order of safety.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +39,6 @@ from .observe import Observer, preconditions
 
 Object = Mapping[str, Any]
 log = structlog.get_logger(__name__)
-
-
-class NotLeading(Exception):
-    """The Lease is not ours (any more): nothing may be written."""
-
-    def __init__(self) -> None:
-        super().__init__("the Lease is not held any more")
 
 
 class Foreign(Exception):
@@ -105,18 +98,13 @@ class Work:
 
 
 class Executor:
-    """``may_write`` is asked before every write."""
-
-    def __init__(
-        self, client: Client, cache: Cache, observer: Observer, may_write: Callable[[], bool]
-    ) -> None:
+    def __init__(self, client: Client, cache: Cache, observer: Observer) -> None:
         self._client = client
         self._cache = cache
         self._observer = observer
-        self._may_write = may_write
 
     async def carry_out(self, work: Work, actions: Sequence[Action]) -> Outcome:
-        """Do the actions. Raises NotLeading; every other failure is in the outcome."""
+        """Do the actions. Raises NotLeading (from the client); every other failure is in the outcome."""
         failed: set[int] = set()
         for batch in _batches(actions):
             if batch[0].group is None:
@@ -170,8 +158,6 @@ class Executor:
         return True
 
     async def _try(self, work: Work, action: Action) -> bool:
-        if not self._may_write():
-            raise NotLeading
         what = type(action).__name__
         meta = work.meta
         told = log.bind(namespace=meta.namespace, pool=meta.name, action=what)

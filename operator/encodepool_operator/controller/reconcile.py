@@ -20,10 +20,10 @@ from encodepool_operator.core.memo import Memo
 from encodepool_operator.core.plan import plan, upkeep
 from encodepool_operator.core.snapshot import Trouble
 from encodepool_operator.kube.backoff import wait_s
-from encodepool_operator.kube.errors import KubeError
+from encodepool_operator.kube.errors import KubeError, NotLeading
 
 from .events import EventPoster, Notice, grouped, notices
-from .execute import Executor, NotLeading, Outcome, Work
+from .execute import Executor, Outcome, Work
 from .gate import Gate, key_of
 from .gauges import PoolGauges
 from .metrics import Metrics

@@ -6,7 +6,8 @@ it one period later tells nothing at all, and the process ends to be started ane
 
 A watch that lists again by itself (after 410 Gone) never tells of what was deleted in between. Such a
 list is recognised, and followed by one of ours; deletions found then are not held against the watch. One
-that finds nothing cannot be recognised, so where a list of ours is empty no deletion is owed.
+that finds nothing cannot be recognised, so no deletion is owed where a list of ours is empty too, or where
+the watch has told of something newer.
 """
 
 import asyncio
@@ -49,10 +50,12 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class _Debt:
-    """A change that a watch owes us: ``version`` of the object, or its deletion if None."""
+    """A change that a watch owes us: ``version`` of the object, or its deletion if None, as a list of
+    version ``at`` told it."""
 
     uid: str
     version: int | None
+    at: int
     seen_s: float
 
 
@@ -109,6 +112,9 @@ class Resync:
             other = meta.get("uid") != debt.uid
             if deleted or newer or other:
                 del self._debts[key]
+        if event is not None and self._debts:
+            # A watch tells in order: it is past that deletion, or has listed again since.
+            self._waive_deletions(kind, "" if "" in self._namespaces else key[1], before=version_of(obj))
         if event is None and kind not in self._relisted:
             self._relisted.add(kind)
             self._wake.set()
@@ -178,21 +184,22 @@ class Resync:
                 meta = obj["metadata"]
                 before.pop((meta.get("namespace", ""), meta["name"]), None)
                 if self._cache.put(kind, obj) and owed:
-                    self._owe(kind, obj, version_of(obj))
+                    self._owe(kind, obj, version_of(obj), at)
             for missing in before.values():
                 # A list older than the object says nothing about it.
                 if version_of(missing) <= at and self._cache.drop(kind, missing) and owed:
-                    self._owe(kind, missing, None)
+                    self._owe(kind, missing, None, at)
             if not listed.items:
                 self._waive_deletions(kind, namespace)
 
-    def _waive_deletions(self, kind: Kind, namespace: str) -> None:
-        """``namespace`` "" = all."""
+    def _waive_deletions(self, kind: Kind, namespace: str, before: int | None = None) -> None:
+        """``namespace`` "" = all. ``before``: only those that a list older than this told of."""
         for key, debt in list(self._debts.items()):
-            if key[0] is kind and namespace in ("", key[1]) and debt.version is None:
+            old = before is None or debt.at < before
+            if key[0] is kind and namespace in ("", key[1]) and debt.version is None and old:
                 del self._debts[key]
 
-    def _owe(self, kind: Kind, obj: Object, version: int | None) -> None:
+    def _owe(self, kind: Kind, obj: Object, version: int | None, at: int) -> None:
         meta = obj["metadata"]
         self._metrics.resync_differences.labels(kind.plural).inc()
         log.info(
@@ -203,7 +210,7 @@ class Resync:
             gone=version is None,
         )
         key = (kind, meta.get("namespace", ""), meta["name"])
-        self._debts[key] = _Debt(meta.get("uid", ""), version, self._clock())
+        self._debts[key] = _Debt(meta.get("uid", ""), version, at, self._clock())
 
     def _check(self) -> None:
         """Raise WatchStalled if a debt has not been paid within a period."""

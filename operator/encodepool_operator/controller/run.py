@@ -17,13 +17,14 @@ import structlog
 
 from encodepool_operator.kube.cache import Cache
 from encodepool_operator.kube.client import Client
+from encodepool_operator.kube.errors import NotLeading
 from encodepool_operator.kube.lease import Lease, LeaseLost, LeaseName
 from encodepool_operator.kube.login import Login, log_in
 
 from . import health, observe
 from .definition import schema_problem, until_schema_fits, wait_until_served
 from .events import EventPoster
-from .execute import Executor, NotLeading
+from .execute import Executor
 from .metrics import Metrics
 from .pools import PoolKey, Pools
 from .queue import KeyQueue
@@ -71,7 +72,13 @@ class Operator:
 
         identity = f"{socket.gethostname()}-{os.getpid()}"
         self._metrics = Metrics()
-        self._client = Client(login.configuration, self._metrics.observe_call)
+        # Renewals must not wait behind the writes of a large pool, so they have a client of their own.
+        self._lease_client = Client(login.configuration, self._metrics.observe_call)
+        self._lease = Lease(
+            self._lease_client,
+            LeaseName(options.lease_namespace or login.namespace, options.lease_name, identity),
+        )
+        self._client = Client(login.configuration, self._metrics.observe_call, may_write=self._lease.is_held)
         self._queue: KeyQueue[PoolKey] = KeyQueue(self._clock)
         self._pools = Pools()
         self._cache = Cache(observe.TRIM, self._changed)
@@ -84,18 +91,12 @@ class Operator:
             self._metrics,
             period_s=resync_s,
         )
-        # Renewals must not wait behind the writes of a large pool, so they have a client of their own.
-        self._lease_client = Client(login.configuration, self._metrics.observe_call)
-        self._lease = Lease(
-            self._lease_client,
-            LeaseName(options.lease_namespace or login.namespace, options.lease_name, identity),
-        )
         self._poster = EventPoster(self._client, self._metrics, identity)
         self._observer = observe.Observer(self._pools, options.default_image)
         self._reconciler = Reconciler(
             self._pools,
             self._observer,
-            Executor(self._client, self._cache, self._observer, self._lease.is_held),
+            Executor(self._client, self._cache, self._observer),
             self._queue,
             self._poster,
             self._metrics,

@@ -34,6 +34,16 @@ ORDER = (
 )
 """Abnormal groups are listed in this order: what needs a human first."""
 
+WORDS = {
+    Phase.FAILING: "failing",
+    Phase.LOST: "on a lost node",
+    Phase.BACKOFF: "waiting to be started again",
+    Phase.STOPPED: "stopped",
+    Phase.STARTING: "starting",
+    Phase.DRAINING: "draining",
+    Phase.READY: "ready and not listed yet",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
@@ -224,7 +234,19 @@ def _progressing(view: PoolView, done: bool, late: bool) -> _Condition:
     if late:
         limit = view.pool.spec.rollout.progress_deadline_seconds
         return _Condition("Progressing", False, "ProgressDeadlineExceeded", f"no progress for {limit} s")
-    return _Condition("Progressing", True, "Moving", f"groups are moving to revision {view.target}")
+    return _Condition("Progressing", True, "Moving", _moving(view))
+
+
+def _moving(view: PoolView) -> str:
+    """What happens to the groups, in numbers: a rollout and a change of replicas read differently."""
+    old = sum(_old(group, view) for group in view.views)
+    parts = [f"{old} to move to revision {view.target}"] if old else []
+    for phase in ORDER:
+        count = sum(group.phase is phase and group.index not in view.listed for group in view.views)
+        parts += [f"{count} {WORDS[phase]}"] if count else []
+    missing = view.pool.spec.replicas - len(view.views)
+    parts += [f"{missing} to be made"] if missing > 0 else []
+    return f"groups: {', '.join(parts) or f'{-missing} too many'}"
 
 
 def _degraded(broken: Sequence[GroupView]) -> _Condition:

@@ -18,7 +18,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from .backoff import wait_s
-from .errors import ApiError, KubeError, Unreachable
+from .errors import ApiError, KubeError, NotLeading, Unreachable
 from .kinds import Kind
 
 FIELD_MANAGER = "encodepool"
@@ -58,11 +58,21 @@ def _ignore(verb: str, code: str, taken_s: float) -> None:
 
 
 class Client:
-    """One per process and event loop. Close it."""
+    """Close it. ``may_write`` is asked before every try of a write; where it says no, NotLeading is raised:
+    a request may have waited for its turn, or for an answer to its first try, longer than a Lease lasts.
+    """
 
-    def __init__(self, configuration: Any, observe: Observe = _ignore, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Any,
+        observe: Observe = _ignore,
+        seed: int | None = None,
+        *,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._api = ApiClient(configuration)
         self._observe = observe
+        self._may_write = may_write
         self._random = random.Random(seed)
         self._slots = asyncio.Semaphore(IN_FLIGHT)
 
@@ -233,6 +243,8 @@ class Client:
         for attempt in range(1, tries + 1):
             try:
                 async with self._slots:
+                    if method != "GET" and not self._may_write():
+                        raise NotLeading
                     return await self._once(verb, method, url, body, content_type)
             except (Unreachable, ApiError) as error:
                 after_s = error.retry_after_s if isinstance(error, ApiError) else None

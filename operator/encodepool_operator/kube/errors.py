@@ -5,6 +5,13 @@ class KubeError(Exception):
     """Base. The message is one line for people."""
 
 
+class NotLeading(Exception):
+    """The Lease is not ours (any more): nothing may be written, and nobody need try again."""
+
+    def __init__(self) -> None:
+        super().__init__("the Lease is not held any more")
+
+
 class LoginError(KubeError):
     """There are no usable credentials; the message says where they were looked for."""
 

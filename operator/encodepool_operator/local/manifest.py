@@ -4,7 +4,7 @@ The same file serves a cluster. What only a cluster can do (images, placement, S
 named in ``Manifest.notes`` and has no effect; what cannot work here is refused with its field path.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,6 @@ def load_document(path: Path) -> dict[str, Any]:
 def needed_devices(spec: Spec) -> int:
     """Accelerators of one pod of a group."""
     return spec.accelerator.per_rank * spec.ranks_per_pod
-
-
-def check_devices(spec: Spec, devices: Sequence[str]) -> None:
-    """Raises ManifestError where this machine can never hold all groups at once."""
-    needed = needed_devices(spec) * spec.pods_per_group * spec.replicas
-    if needed > len(devices):
-        raise ManifestError(
-            f"spec.accelerator.perRank: {spec.replicas} groups need {needed} GPUs, this machine shows "
-            f"{len(devices)}; lower spec.replicas, or set perRank to 0 to run on the CPU"
-        )
 
 
 class _Loader(yaml.SafeLoader):

@@ -10,8 +10,9 @@ from encodepool_operator.api.rules import refused_changes
 from .command import visible_devices, worker_argv
 from .detach import detach
 from .errors import LocalError, ManifestError
+from .fit import check_fit
 from .logs import last_lines
-from .manifest import Manifest, check_devices, load, load_kept
+from .manifest import Manifest, load, load_kept
 from .report import GroupRow, Report, condition, digest, read_report
 from .state import load_state
 from .statedir import StateDir, write_atomic
@@ -36,7 +37,7 @@ def up(
     """
     manifest = load(file)
     worker_argv(worker)
-    check_devices(manifest.pool.spec, visible_devices(environ))
+    check_fit(manifest.pool.spec, devices=visible_devices(environ), environ=environ)
     state_dir.create()
     _check_change(state_dir, manifest)
     for text in manifest.notes:

@@ -65,14 +65,13 @@ def up(nodes: int, also: str) -> int:
         link.symlink_to(cluster.kubeconfig)
         say_on_stderr(f"{cluster.id} is up with {nodes} nodes in {time.monotonic() - started:.1f} s")
         say_on_stderr(f"logs: {cluster.folder / 'log'}; `make cluster-down` removes it")
-    kubeconfig = link_to_kubeconfig()
+    kubeconfig, folder = link_to_kubeconfig(), kept_clusters()[0].folder
     if also:
-        folder = kept_clusters()[0].folder
         deploy.install_operator(kubeconfig, folder)
         if also == "example":
             deploy.apply_example(kubeconfig, folder)
         say_on_stderr("ready; now, for instance:")
-    print("\n".join(deploy.next_steps(kubeconfig, also)))
+    print("\n".join(deploy.next_steps(kubeconfig, folder, also)))
     return 0
 
 

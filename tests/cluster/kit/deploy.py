@@ -64,10 +64,15 @@ def install_operator(kubeconfig: Path, folder: Path, say: Say = say_on_stderr) -
 
 def apply_example(kubeconfig: Path, folder: Path, say: Say = say_on_stderr) -> None:
     """Apply the example pool to the namespace default; returns when it is complete and Available."""
-    file = folder / "example-pool.yaml"
+    file = _example_file(folder)
     file.write_text(yaml.safe_dump(example_pool(), sort_keys=False))
     _run(["kubectl", "apply", "--server-side", "-f", file], kubeconfig, folder, say)
     _wait(kubeconfig, _pool_state, "the example pool", POOL_S, say)
+
+
+def _example_file(folder: Path) -> Path:
+    """The example as it was applied, which is not as it stands in ``examples/``."""
+    return folder / "example-pool.yaml"
 
 
 def _run(argv: Sequence[str | Path], kubeconfig: Path, folder: Path, say: Say) -> None:
@@ -146,7 +151,7 @@ def _words_of(group: Mapping[str, Any]) -> tuple[str, str]:
     return f"group {group['index']} {group['phase']}", group["reason"]
 
 
-def next_steps(kubeconfig: Path, also: str) -> list[str]:
+def next_steps(kubeconfig: Path, folder: Path, also: str) -> list[str]:
     """Lines for a shell: what makes the cluster usable, then what can be done with it."""
     lines = [f"export KUBECONFIG={kubeconfig}"]
     if not also:
@@ -164,5 +169,6 @@ def next_steps(kubeconfig: Path, also: str) -> list[str]:
         "encodepool status tiny",
         "encodepool status tiny -o smg",
         "encodepool encode examples/images/shapes.png --pool tiny --heatmap heat.png",
+        f"encodepool plan -f {_example_file(folder)}  # the example as it runs here",
         "kubectl scale epool tiny --replicas=3",
     ]

@@ -11,7 +11,7 @@ from tests.operator.core.fake_cluster import FakeCluster, manifest
 
 from encodepool_operator.api import crd, labels, native, page, rules, schema
 from encodepool_operator.api.document import spec_document
-from encodepool_operator.api.fields import Kind, Unset
+from encodepool_operator.api.field import Kind, Unset
 from encodepool_operator.api.parse import parse_pool
 from encodepool_operator.api.status_fields import STATUS
 from encodepool_operator.core.render import engine, pod

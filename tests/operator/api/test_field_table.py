@@ -5,7 +5,8 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from encodepool_operator.api.document import pod_document, spec_document
-from encodepool_operator.api.fields import SPEC, Field, Kind, Unset
+from encodepool_operator.api.field import Field, Kind, Unset
+from encodepool_operator.api.fields import SPEC
 from encodepool_operator.api.parse import parse_pool, parse_spec
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from encodepool_operator.cli import pool_list
+from encodepool_operator.cli.main import main
 from encodepool_operator.cli.pool_list import with_pool_option
 
 
@@ -47,6 +48,23 @@ def test_both_at_once_is_wrong_usage(command, tmp_path):
     code, output = run(command, "--pool", "x", "--endpoints", str(tmp_path))
     assert code == 2
     assert "leave one out" in output
+
+
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        ("a/b/c", "'a/b/c' is neither NAME nor NAMESPACE/NAME"),
+        ("/b", "'/b' is neither NAME nor NAMESPACE/NAME"),
+        ("a/", "'a/': a pool's name is required"),
+        ("a/B", "'a/B': a pool's name must be lower case letters"),
+    ],
+)
+def test_what_can_name_no_pool_is_wrong_usage(command, pool, says, tmp_path, capsys):
+    code, output = run(command, "--pool", pool)
+    assert code == 2
+    assert says in output
+    assert main(["endpoints", "follow", "--pool", pool, "--out", str(tmp_path / "out.json")]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_it_is_in_the_help(command):

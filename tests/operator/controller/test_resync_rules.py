@@ -113,6 +113,24 @@ def test_a_watch_that_began_anew_and_found_nothing_owes_no_deletions(resync, ser
     resync._check()
 
 
+@pytest.mark.parametrize(("version", "stalled"), [(99, True), (101, False)])
+def test_a_watch_that_tells_of_what_came_later_owes_no_deletion(
+    resync, server, cache, clock, version, stalled
+):
+    """It may have listed again while there was nothing, and that nobody notices."""
+    cache.put(POD, pod("gone", 6))
+    cache.put(POD, pod("last", 7))
+    server.pods = [pod("last", 7)]
+    compare(resync)
+    resync.heard(POD, "ADDED", pod("new", version))
+    clock.pass_s(PERIOD_S)
+    if stalled:
+        with pytest.raises(WatchStalled, match="ns/gone"):
+            resync._check()
+    else:
+        resync._check()
+
+
 def test_a_list_that_fails_is_not_a_comparison(resync, server, clock):
     filled_s = resync.complete_s
     clock.pass_s(5)

@@ -51,6 +51,25 @@ def test_a_pool_that_is_coming_up_reconciles_and_warns_that_no_group_is_listed(c
     ]
 
 
+def test_progressing_says_what_happens_to_the_groups(cluster):
+    def message():
+        return next(one["message"] for one in pool.status["conditions"] if one["type"] == "Progressing")
+
+    pool = cluster(replicas=2)
+    pool.run()
+    pool.edit(replicas=4)
+    pool.reconcile()
+    assert message() == "groups: 2 starting"
+    pool.run()
+    pool.edit(replicas=3)
+    pool.reconcile()
+    assert message() == "groups: 1 draining"
+    pool.run()
+    pool.edit(image="another")
+    pool.reconcile()
+    assert message() == f"groups: 3 to move to revision {pool.status['updateRevision']}, 1 draining"
+
+
 def test_every_status_is_json_without_nulls(cluster):
     pool = cluster(replicas=2)
     pool.run()

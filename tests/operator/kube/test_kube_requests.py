@@ -9,7 +9,7 @@ from kubernetes.aio.client import Configuration
 from encodepool_operator.kube import client as client_module
 from encodepool_operator.kube.backoff import wait_s
 from encodepool_operator.kube.client import Client
-from encodepool_operator.kube.errors import ApiError, LoginError, Unreachable
+from encodepool_operator.kube.errors import ApiError, LoginError, NotLeading, Unreachable
 from encodepool_operator.kube.kinds import CONFIG_MAP, POD, POOL, STATEFUL_SET
 from encodepool_operator.kube.login import log_in
 
@@ -31,7 +31,7 @@ class Server:
         return made() if callable(made) else made
 
 
-def run_against(server, use):
+def run_against(server, use, **more):
     """Run ``use(client)`` against ``server``; its result, and the calls that were counted."""
     calls = []
 
@@ -45,7 +45,7 @@ def run_against(server, use):
         configuration = Configuration()
         configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
         configuration.proxy = None
-        client = Client(configuration, lambda verb, code, taken_s: calls.append((verb, code)), seed=1)
+        client = Client(configuration, lambda verb, code, taken_s: calls.append((verb, code)), seed=1, **more)
         try:
             return await use(client)
         finally:
@@ -154,6 +154,25 @@ def test_a_server_that_stays_busy_is_given_up_on_with_what_it_asked_for():
         run_against(server, lambda c: c.get(POD, "ns", "a"))
     assert caught.value.retry_after_s == 30
     assert len(server.asked) == 1
+
+
+def test_who_loses_the_lease_between_two_tries_writes_no_more():
+    held = [True]
+
+    def busy():
+        held.clear()
+        return status(503, "ServiceUnavailable")
+
+    async def use(client):
+        with pytest.raises(NotLeading):
+            await client.merge(POD, "ns", "a", {})
+        with pytest.raises(NotLeading):
+            await client.create(POD, {"metadata": {"namespace": "ns"}})
+        return await client.get(POD, "ns", "a")
+
+    server = Server(busy, lambda: web.json_response({"metadata": {}}))
+    run_against(server, use, may_write=lambda: bool(held))
+    assert [method for method, *_ in server.asked] == ["PATCH", "GET"]
 
 
 def test_no_answer_is_said_so(free_port):

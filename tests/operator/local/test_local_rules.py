@@ -9,7 +9,8 @@ from encodepool_operator.core.endpoints import documents
 from encodepool_operator.core.record import PortBlock
 from encodepool_operator.local.command import visible_devices, worker_environment, worker_flags
 from encodepool_operator.local.errors import LocalError, ManifestError
-from encodepool_operator.local.manifest import check_devices, load, load_kept
+from encodepool_operator.local.fit import check_fit
+from encodepool_operator.local.manifest import load, load_kept
 from encodepool_operator.local.publish import empty_documents, read_documents, write_documents
 from encodepool_operator.local.statedir import StateDir, StateDirBusy, write_atomic
 
@@ -126,10 +127,44 @@ def test_devices_are_those_the_caller_may_see():
 
 
 def test_a_pool_that_needs_more_devices_than_there_are_is_refused(manifest):
-    spec = manifest(accelerator={"perRank": 2}, replicas=2).pool.spec
-    check_devices(spec, ["0", "1", "2", "3"])
+    spec = manifest(accelerator={"perRank": 2}, replicas=2, transfer={"backend": "tcp"}).pool.spec
+    check_fit(spec, devices=["0", "1", "2", "3"], environ={})
     with pytest.raises(ManifestError, match=r"spec\.accelerator\.perRank: 2 groups need 4 GPUs.*shows 3"):
-        check_devices(spec, ["0", "1", "2"])
+        check_fit(spec, devices=["0", "1", "2"], environ={})
+
+
+def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(manifest, tmp_path):
+    def problems(environ=None, rdma_devices=tmp_path / "none", **spec):
+        loaded = manifest(accelerator={"perRank": 0}, **spec).pool.spec
+        try:
+            check_fit(loaded, devices=(), environ=environ or {}, rdma_devices=rdma_devices)
+        except ManifestError as error:
+            return [str(error), *error.details]
+        return []
+
+    tcp = {"backend": "tcp"}
+    assert problems(transfer=tcp, tensorParallelSize=3) == []  # nothing is known of the model
+    (tmp_path / "models" / "tiny" / "config.json").write_text('{"vision_config": {"num_heads": 16}}')
+    assert problems(transfer=tcp, tensorParallelSize=8) == []
+    heads, rdma = problems(tensorParallelSize=3)
+    assert heads == (
+        "spec.tensorParallelSize: 3 ranks cannot share the 16 heads of the model's vision tower evenly; "
+        "choose one of 1, 2, 4, 8, 16"
+    )
+    assert rdma.startswith("spec.transfer.protocol: rdma (which mooncake takes if nothing is said)")
+    assert rdma.endswith("none is missing); set protocol to tcp")
+    assert problems(rdma_devices=tmp_path) == []
+    assert problems(environ={"MC_FORCE_TCP": "1"}) == []
+    assert problems(env=[{"name": "MC_FORCE_TCP", "value": "1"}]) == []
+
+    def ports(size, **spec):
+        return problems(transfer=tcp, network={"portRange": {"start": 20000, "size": size}}, **spec)
+
+    assert ports(12, replicas=3) == ports(8, replicas=1) == []
+    (few,) = ports(11, replicas=3)
+    assert few.startswith("spec.network.portRange.size: must be at least 12 on one machine, is 11: 4 ports")
+    (few,) = ports(7, replicas=1)
+    assert few.endswith("4 ports for each of 1 groups and 1 more during a rollout")
 
 
 def test_what_only_a_cluster_can_do_is_named(manifest):

@@ -6,6 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from encodepool_worker.cli.main import main
 from encodepool_worker.cli.serve import serve
 from encodepool_worker.settings import GROUPS, TABLE
 
@@ -43,8 +44,22 @@ def test_wrong_usage_names_all_problems_a_line_each_and_exits_with_2(invoke):
     assert "raise replicas" in result.stderr
 
 
-def test_an_unknown_flag_is_wrong_usage(invoke):
-    assert invoke("--no-such-flag").exit_code == 2
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--no-such-flag"], "No such option '--no-such-flag'. (see `encodepool-worker --help`)"),
+        (["serv"], "No such command 'serv'. (see `encodepool-worker --help`)"),
+        (["serve", "--bad"], "No such option '--bad'. (see `encodepool-worker serve --help`)"),
+        (["rows"], "Missing argument 'IMAGE...'. (see `encodepool-worker rows --help`)"),
+        (
+            ["rows", "x.png", "--model", "m", "--out", "/none/x.npz"],
+            "/none is not a folder (see `encodepool-worker rows --help`)",
+        ),
+    ],
+)
+def test_wrong_usage_of_any_command_is_one_line_with_a_hint(argv, says):
+    result = CliRunner().invoke(main, argv, prog_name="encodepool-worker")
+    assert (result.exit_code, result.output) == (2, f"encodepool-worker: {says}\n")
 
 
 def test_help_and_wrong_usage_do_not_load_what_serving_needs():

@@ -1,10 +1,13 @@
 """The ``encodepool-worker`` program. A subcommand's code is imported when it is called."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
+
+PROGRAM = "encodepool-worker"
 
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "serve": ("serve", "serve", "Run an encode worker: the pod's command."),
@@ -14,8 +17,39 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
 """Command: (module beside this one, its click command, what the overview says)."""
 
 
+class WrongUsage(click.ClickException):
+    """One line that says what to do, as all of our errors are; click itself prints three."""
+
+    exit_code = 2
+
+    def __init__(self, error: click.UsageError) -> None:
+        where = error.ctx.command_path if error.ctx is not None else PROGRAM
+        super().__init__(f"{' '.join(error.format_message().split())} (see `{where} --help`)")
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"{PROGRAM}: {self.message}", file=file, err=file is None)
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        raise WrongUsage(error) from error
+
+
 class LazyGroup(click.Group):
     """Knows its subcommands by name only; torch and gRPC are slow to import."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with in_one_line():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with in_one_line():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -37,7 +71,7 @@ def version(ctx: click.Context, _: Any, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         from importlib.metadata import version as installed
 
-        click.echo(f"encodepool-worker {installed('encodepool')}")
+        click.echo(f"{PROGRAM} {installed('encodepool')}")
         ctx.exit()
 
 

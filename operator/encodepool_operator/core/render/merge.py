@@ -12,7 +12,7 @@ from encodepool_operator.api.native import KEY_DEFAULTS, LIST_KEYS, list_keys
 _DEEP = frozenset({"containers", "initContainers"})
 """Lists whose items are merged; of other lists an item of ours replaces the user's."""
 
-_WHOLE = frozenset({"startupProbe", "readinessProbe", "livenessProbe", "valueFrom"})
+_WHOLE = frozenset({"startupProbe", "readinessProbe", "livenessProbe", "preStop", "valueFrom"})
 """Objects of which ours replaces the user's: two handlers in one probe are no probe."""
 
 _UNITED = frozenset({"tolerations", "add"})

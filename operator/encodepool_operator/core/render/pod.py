@@ -21,7 +21,13 @@ PERIOD_S = 2
 TIMEOUT_S = 1
 FAILURES = 3
 KILL_GRACE_S = 5
-"""A frozen process ignores SIGTERM: what failed its startup or liveness probe is killed soon."""
+"""A frozen process ignores SIGTERM: what failed its startup or liveness probe is killed
+soon. The notice takes this time, and kubelet then gives it 2 s more."""
+
+NOTICE_S = 5
+"""From the decision to end a pod to its SIGTERM; meanwhile its worker serves as ever. An eviction or
+``kubectl delete pod`` withdraws nobody first: the operator sees the pod leave and takes it off the
+list, and gateways follow within about a second."""
 
 
 def template(pool: str, revision: str, spec: Spec) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def _pod(pool: str, spec: Spec) -> dict[str, Any]:
         "enableServiceLinks": False,
         "hostNetwork": host_network,
         "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": grace_s(spec),
+        "terminationGracePeriodSeconds": NOTICE_S + grace_s(spec),
         "volumes": _volumes(spec),
     } | {key: value for key, value in optional.items() if value}
 
@@ -96,6 +102,7 @@ def _container(pool: str, spec: Spec) -> dict[str, Any]:
         "startupProbe": _probe("/livez", -(-spec.restart.startup_deadline_seconds // PERIOD_S), kill=True),
         "readinessProbe": _probe("/readyz", FAILURES, kill=False),
         "livenessProbe": _probe("/livez", FAILURES, kill=True),
+        "lifecycle": {"preStop": {"sleep": {"seconds": NOTICE_S}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(spec),
     } | {key: value for key, value in optional.items() if value}

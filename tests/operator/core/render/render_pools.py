@@ -10,6 +10,8 @@ from encodepool_operator.core.revision import canonical, choose, read_spec
 from encodepool_operator.core.snapshot import RevisionRecord
 
 STARTED_AT = 1_800_000_000.0
+NAMESPACE = "epd"
+UID = "0b7c9f4e-0000-4000-8000-000000000001"
 
 POOLS: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -136,12 +138,12 @@ POOLS: dict[str, dict[str, Any]] = {
 }
 
 
-def pool_of(name: str, uid: str = "0b7c9f4e-0000-4000-8000-000000000001") -> EncodePool:
+def pool_of(name: str, uid: str = UID) -> EncodePool:
     return parse_pool(
         {
             "apiVersion": "encodepool.dev/v1alpha1",
             "kind": "EncodePool",
-            "metadata": {"name": name, "namespace": "epd", "uid": uid, "generation": 1},
+            "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "generation": 1},
             "spec": POOLS[name],
         }
     )

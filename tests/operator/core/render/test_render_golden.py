@@ -1,6 +1,7 @@
 """Every child of a few pools, compared with files.
 
-``UPDATE_GOLDEN=1 pytest tests/operator/core/render`` writes the files anew; read the difference. A
+``UPDATE_GOLDEN=1 pytest tests/operator/core/render`` writes the files anew, and the same with
+tests/cluster/test_operator_render.py the server's answers in ``live``; read the difference. A
 changed pod template reaches new revisions only, so it moves no pod of a pool that exists; should it,
 raise ``RENDER_VERSION``.
 """

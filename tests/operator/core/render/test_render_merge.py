@@ -98,15 +98,23 @@ def test_a_user_cannot_take_over_what_a_group_rests_on():
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
             "containers": [
-                {"name": "encode", "image": "mine", "command": ["sh"], "args": ["-c"], "tty": True}
+                {
+                    "name": "encode",
+                    "image": "mine",
+                    "command": ["sh"],
+                    "args": ["-c"],
+                    "lifecycle": {"preStop": {"exec": {}}, "postStart": {"exec": {}}},
+                    "tty": True,
+                }
             ],
         }
     )["spec"]
     assert (built["hostNetwork"], built["restartPolicy"]) == (False, "Always")
-    assert built["terminationGracePeriodSeconds"] == 90
+    assert built["terminationGracePeriodSeconds"] == 95
     (engine,) = built["containers"]
     assert engine["command"] == ["encodepool-worker", "serve"]
     assert engine["image"] == ""
+    assert engine["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}, "postStart": {"exec": {}}}
     assert engine["tty"] is True
 
 

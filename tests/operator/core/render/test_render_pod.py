@@ -117,14 +117,14 @@ def test_probes_follow_the_times_of_the_contract():
 
 
 def test_the_grace_period_leaves_time_for_a_write_that_times_out_as_the_drain_ends():
-    """Drain, transfer timeout, twice that (10 s at least) of rest, and 15 s."""
+    """Notice, drain, transfer timeout, twice that (10 s at least) of rest, and 15 s."""
 
     def grace_s(**transfer):
         pod = pod_of({"drain": {"timeoutSeconds": 100}, "transfer": transfer})
         return pod["terminationGracePeriodSeconds"]
 
-    assert grace_s() == 100 + 5 + 10 + 15
-    assert grace_s(timeoutSeconds=20) == 100 + 20 + 40 + 15
+    assert grace_s() == 5 + 100 + 5 + 10 + 15
+    assert grace_s(timeoutSeconds=20) == 5 + 100 + 20 + 40 + 15
 
 
 def test_ports_of_the_block_are_named_and_on_a_host_network_host_ports():

@@ -1,0 +1,73 @@
+"""Whether this machine can run a pool: what the manifest and the model's folder tell before anything starts.
+
+The workers find the same out, each start anew; here it is said at once, with the field to change.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from encodepool_operator.api.types import Spec
+from encodepool_operator.core.addresses import port_space
+from encodepool_operator.core.rollout import budget
+
+from .errors import ManifestError
+from .manifest import needed_devices
+
+RDMA_DEVICES = Path("/sys/class/infiniband")
+
+FORCE_TCP = "MC_FORCE_TCP"
+"""With this variable Mooncake takes TCP whatever protocol it is given."""
+
+
+def check_fit(
+    spec: Spec, *, devices: Sequence[str], environ: Mapping[str, str], rdma_devices: Path = RDMA_DEVICES
+) -> None:
+    """``devices`` are the accelerators of this machine, ``environ`` is what workers will inherit.
+
+    Raises ManifestError with every problem and its field path.
+    """
+    first, *others = [*_problems(spec, devices, environ, rdma_devices), ""]
+    if first:
+        raise ManifestError(first, tuple(others[:-1]))
+
+
+def _problems(
+    spec: Spec, devices: Sequence[str], environ: Mapping[str, str], rdma_devices: Path
+) -> Iterator[str]:
+    needed = needed_devices(spec) * spec.pods_per_group * spec.replicas
+    if needed > len(devices):
+        yield (
+            f"spec.accelerator.perRank: {spec.replicas} groups need {needed} GPUs, this machine shows "
+            f"{len(devices)}; lower spec.replicas, or set perRank to 0 to run on the CPU"
+        )
+    heads = _heads(Path(spec.model.path)) if spec.model.path else None
+    if heads is not None and heads % spec.tensor_parallel_size:
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+        yield (
+            f"spec.tensorParallelSize: {spec.tensor_parallel_size} ranks cannot share the {heads} heads of "
+            f"the model's vision tower evenly; choose one of {fitting}"
+        )
+    ports = port_space(spec.network, shared_host=True)
+    more = budget(spec.rollout, spec.replicas).max_surge
+    if ports.slots < spec.replicas + more:
+        yield (
+            f"spec.network.portRange.size: must be at least {(spec.replicas + more) * ports.stride} on one "
+            f"machine, is {ports.size}: {ports.stride} ports for each of {spec.replicas} groups"
+            + (f" and {more} more during a rollout" if more else "")
+        )
+    forced = FORCE_TCP in environ or any(variable["name"] == FORCE_TCP for variable in spec.env)
+    if spec.transfer.protocol == "rdma" and not forced and not rdma_devices.is_dir():
+        yield (
+            f"spec.transfer.protocol: rdma (which mooncake takes if nothing is said), but this machine has "
+            f"no RDMA devices ({rdma_devices} is missing); set protocol to tcp"
+        )
+
+
+def _heads(folder: Path) -> int | None:
+    """Heads of the vision tower; None if config.json does not tell, which the worker explains better."""
+    try:
+        heads = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vision_config"]["num_heads"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return heads if isinstance(heads, int) and heads > 0 else None
