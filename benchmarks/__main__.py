@@ -18,8 +18,11 @@ from benchmarks import (
     overload,
     shipping,
 )
-from benchmarks.frame import REPEATS, Control, Pair, Row, Run, measure
+from benchmarks.frame import REPEATS, Control, Pair, Row, Run, Watch, measure
 from benchmarks.report import print_rows, write_json
+
+FIRST_CONTROLS = 20
+"""Taken before anything is measured, so that the first rows too know how fast this machine can be."""
 
 ALL: dict[str, Callable[[Run], Iterator[Pair | Row]]] = {
     "B1": loop_overhead.pairs,
@@ -47,12 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     remarks: list[str] = []
     began_s = time.monotonic()
     control = Control()
+    watch = Watch(control)
+    for _ in range(FIRST_CONTROLS):
+        watch()
     try:
         for name in wanted:
             with ExitStack() as stack:
                 for case in ALL[name](Run(stack, given.quick, remarks)):
                     print(f"{time.monotonic() - began_s:4.0f} s  {case.bench}: {case.what}", file=sys.stderr)
-                    rows.append(case if isinstance(case, Row) else measure(case, control, given.repeats))
+                    rows.append(case if isinstance(case, Row) else measure(case, watch, given.repeats))
     finally:
         control.close()
         took_s = time.monotonic() - began_s

@@ -3,9 +3,12 @@
 A figure of one machine at one moment says little. So each benchmark names what it is measured
 against, both are measured in turn within one run, and what counts is their ratio: the median over the
 repeats, with the lowest and the highest. Before and after each repeat a control is timed (a copy in memory,
-bytes through a socket, both no work of ours). Repeats between which it moved by more than 15 % are not
-comparable: the largest set of repeats in which it did not is kept, and where that is less than asked
-for, the row is void: neither passed nor missed.
+bytes through a socket, both no work of ours). A repeat within which it moved by more than 15 %, or beside
+which it was far slower than at its fastest, does not count: the two figures of it are not of one machine,
+or of one that does something else. How fast the machine was from one repeat to the next does not matter to a
+ratio of two figures taken side by side; where the other side is a fixed limit it does, so that there the
+control may not have moved between the repeats either. Where fewer repeats count than were asked for, the
+row is void: neither passed nor missed. What counts is decided by the control alone, never by a figure.
 """
 
 import itertools
@@ -19,14 +22,22 @@ from dataclasses import dataclass
 
 REPEATS = 5
 MOVED = 1.15
-"""How far the slowest control of the kept repeats may lie above the fastest."""
+"""How far the slower control of a repeat may lie above the faster."""
 
-TRIES = 2
-"""So many times the wanted repeats are measured at most."""
+BUSY = 2.0
+"""How far a control may lie above the fastest of the whole run."""
+
+TRIES, MORE_TRIES = 2, 4
+"""So many times the wanted repeats are measured at most; the larger where they take no longer than ..."""
+
+PATIENCE_S = 8.0
+"""... this."""
 
 COPY_BYTES = 16 << 20
 SOCKET_BYTES = 4 << 20
-BEST_OF = 7
+COPIES = 7
+SENDS = 25
+"""Many, as they are short: how two threads fall on the cores changes from one to the next."""
 
 
 Sample = tuple[float, ...]
@@ -49,8 +60,8 @@ class Control:
 
     def __call__(self) -> Sample:
         return (
-            min(seconds(self._copy) for _ in range(BEST_OF)),
-            min(seconds(self._send) for _ in range(BEST_OF)),
+            min(seconds(self._copy) for _ in range(COPIES)),
+            min(seconds(self._send) for _ in range(SENDS)),
         )
 
     def close(self) -> None:
@@ -95,7 +106,8 @@ class Line:
 class Pair:
     """``ours`` measured against ``theirs``: two figures in one unit, or a limit that is a number.
 
-    ``share`` makes the ratio of the two; ours over theirs unless it says otherwise.
+    ``share`` makes the ratio of the two; ours over theirs unless it says otherwise. ``is_fixed``: the
+    ratio contains a limit that is a number, and so depends on how fast the machine is.
     """
 
     bench: str
@@ -106,6 +118,7 @@ class Pair:
     theirs: Callable[[], float]
     line: Line = Line()
     share: Callable[[float, float], float] = lambda ours, theirs: ours / theirs
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,34 +159,67 @@ class Repeat:
     controls: tuple[Sample, Sample]
 
 
-def measure(pair: Pair, control: Callable[[], Sample], repeats: int = REPEATS) -> Row:
-    """One uncounted round, then repeats until enough are comparable, at most ``TRIES`` times as many."""
+class Watch:
+    """Takes the control, and remembers how fast it has been in this run."""
+
+    def __init__(self, control: Callable[[], Sample]) -> None:
+        self._control = control
+        self._fastest: Sample = ()
+
+    def __call__(self) -> Sample:
+        sample = self._control()
+        self._fastest = tuple(map(min, sample, self._fastest)) if self._fastest else sample
+        return sample
+
+    def counted(self, repeats: Sequence[Repeat], is_fixed: bool) -> list[Repeat]:
+        """Those that the control lets count."""
+        calm = [
+            one
+            for one in repeats
+            if control_moved([one]) <= MOVED
+            and all(
+                value <= BUSY * fastest
+                for sample in one.controls
+                for value, fastest in zip(sample, self._fastest, strict=True)
+            )
+        ]
+        return comparable(calm) if is_fixed else calm
+
+
+def measure(pair: Pair, watch: Watch, repeats: int = REPEATS) -> Row:
+    """One uncounted round, then repeats until enough of them count, or it is given up."""
     pair.ours()
     pair.theirs()
     taken: list[Repeat] = []
-    kept: list[Repeat] = []
-    before = control()
-    while len(kept) < repeats and len(taken) < TRIES * repeats:
+    counted: list[Repeat] = []
+    before, began_s = watch(), time.perf_counter()
+    while len(counted) < repeats:
+        tries = MORE_TRIES if time.perf_counter() - began_s < PATIENCE_S else TRIES
+        if len(taken) >= tries * repeats:
+            break
         if len(taken) % 2:  # taking turns at being first, so that a drift favours neither
             theirs, ours = pair.theirs(), pair.ours()
         else:
             ours, theirs = pair.ours(), pair.theirs()
-        after = control()
+        after = watch()
         taken.append(Repeat(ours, theirs, (before, after)))
         before = after
-        kept = comparable(taken)
-    return conclude(pair, kept if len(kept) >= repeats else taken, taken, repeats)
+        counted = watch.counted(taken, pair.is_fixed)
+    return conclude(pair, counted, taken, repeats)
 
 
-def conclude(pair: Pair, used: Sequence[Repeat], taken: Sequence[Repeat], repeats: int) -> Row:
-    """The row of these repeats; void where the control moved too far between them."""
+def conclude(pair: Pair, counted: Sequence[Repeat], taken: Sequence[Repeat], repeats: int) -> Row:
+    """The row of the repeats that count; void, and of all that were taken, where those are too few."""
+    is_void = len(counted) < repeats
+    used = taken if is_void else counted
     ratios = [pair.share(one.ours, one.theirs) for one in used]
-    moved, middle = control_moved(used), statistics.median(ratios)
-    verdict = "pass" if pair.line.holds(middle) else "miss"
-    if moved > MOVED or len(used) < repeats:
+    middle = statistics.median(ratios)
+    if is_void:
         verdict = "void"
     elif pair.line == Line():
         verdict = "-"
+    else:
+        verdict = "pass" if pair.line.holds(middle) else "miss"
     return Row(
         bench=pair.bench,
         what=pair.what,
@@ -186,9 +232,10 @@ def conclude(pair: Pair, used: Sequence[Repeat], taken: Sequence[Repeat], repeat
         high=max(ratios),
         line=str(pair.line),
         verdict=verdict,
-        repeats=len(used),
+        repeats=len(counted),
         measured=len(taken),
-        control_moved=moved - 1,
+        control_moved=(control_moved(used) if pair.is_fixed else max(control_moved([one]) for one in used))
+        - 1,
     )
 
 

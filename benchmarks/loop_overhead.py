@@ -2,7 +2,8 @@
 
 The transport is one that is done at once, so that no bytes are moved: admission, batching, storing and
 telling are left, each item with its receiver. First with a tower that computes nothing, against the
-150 us an item may cost; then with a real one, against the same tower called directly.
+150 us an item may cost, and against the reference's own loop around such a tower and transport; then with
+a real one, against the same tower called directly.
 """
 
 import json
@@ -10,14 +11,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from benchmarks.frame import Line, Pair, Run
-from benchmarks.rank import NoPeer, Rank
+from benchmarks.rank import NoPeer, Rank, Rooms
+from benchmarks.reference_programs import ReferenceLoop
 
 ALLOWED_US = 150.0
+HIDDEN = 64
+"""Of the rows of the tower that computes nothing."""
+
 ROUND_S = 0.3
 """About how long one figure of the empty tower is measured."""
 
@@ -56,23 +62,29 @@ def pairs(run: Run) -> Iterator[Pair]:
 
 
 def _empty(stack: ExitStack, sizes: Sequence[int], batches: Sequence[int]) -> Iterator[Pair]:
-    rank = stack.enter_context(Rank(transport="none", hidden=64, max_rows=64 * max(sizes)))
+    max_rows = max(batches) * max(sizes)
+    rank = stack.enter_context(Rank(transport="none", hidden=HIDDEN, max_rows=max_rows))
+    reference = ReferenceLoop(stack, transport="none", hidden=HIDDEN, max_rows=max_rows)
     for n_tokens in sizes:
         pixels = rank.pixels(n_tokens)
         for batch in batches:
-
-            def us_per_item(n_tokens: int = n_tokens, batch: int = batch, pixels: Any = pixels) -> float:
-                rounds, began_s = 0, time.perf_counter()
-                while time.perf_counter() - began_s < ROUND_S:
-                    items(rank, n_tokens, batch, pixels, (1, 2, 2 * n_tokens))
-                    rounds += 1
-                return 1e6 * (time.perf_counter() - began_s) / rounds / batch
-
+            ours = partial(us_per_item, rank, n_tokens, batch, pixels)
+            theirs = partial(reference.ask, "us_per_item", n_tokens=n_tokens, batch=batch)
             # One at a time is a way there and back over four threads and two processes, whose waking
             # up is no work: the limit is for items that come together.
             line = Line() if batch == 1 else Line(at_most=1.0)
             what = f"an item of {n_tokens} tokens, {batch} at once, no tower"
-            yield Pair("B1 loop", what, "us", us_per_item, "allowed", lambda: ALLOWED_US, line)
+            yield Pair("B1 loop", what, "us", ours, "allowed", lambda: ALLOWED_US, line, is_fixed=True)
+            yield Pair("B1 loop", what, "us", ours, "reference's loop", theirs, Line(at_most=1.0))
+
+
+def us_per_item(rank: Rooms, n_tokens: int, batch: int, pixels: Any) -> float:
+    """Over as many batches as fill the time of a round."""
+    rounds, began_s = 0, time.perf_counter()
+    while time.perf_counter() - began_s < ROUND_S:
+        items(rank, n_tokens, batch, pixels, (1, 2, 2 * n_tokens))
+        rounds += 1
+    return 1e6 * (time.perf_counter() - began_s) / rounds / batch
 
 
 def _real(stack: ExitStack, batches: Sequence[int]) -> Iterator[Pair]:
@@ -105,7 +117,7 @@ def _real(stack: ExitStack, batches: Sequence[int]) -> Iterator[Pair]:
         yield Pair("B1 loop", what, "ms", ours, "bare tower", bare, Line(at_most=1.05))
 
 
-def items(rank: Rank, n_tokens: int, count: int, pixels: Any, grid: tuple[int, int, int]) -> None:
+def items(rank: Rooms, n_tokens: int, count: int, pixels: Any, grid: tuple[int, int, int]) -> None:
     """So many items of new contents with their receivers, from the hand-over until all are told."""
     peer = NoPeer()
     rooms = [rank.new_room() for _ in range(count)]

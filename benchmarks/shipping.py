@@ -2,9 +2,13 @@
 
 First through the sender alone, which probes, queues and picks lanes and engines. Then the whole way of
 rows that lie ready: the receivers' frames, the loop, the sender, the write, and the frames that say Success.
+Last the same way to the reference's real receivers, from our rank and from the reference's real manager and
+senders: the same receivers, the same memory, as many bytes.
 """
 
+import itertools
 import queue
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,6 +17,7 @@ from benchmarks.frame import Line, Pair, Run
 from benchmarks.peer import HOST
 from benchmarks.rank import Peer, Rank
 from benchmarks.raw import RawMooncake
+from benchmarks.reference_programs import Reference
 
 from encodepool_worker.transport.base import Done, SenderEvent
 from encodepool_worker.transport.choose import make_engine
@@ -36,7 +41,9 @@ def pairs(run: Run) -> Iterator[Pair]:
     run.stack.callback(peer.close)
     raw = RawMooncake(MAX_BYTES)
     yield from _sender_alone(run, cases, peer, raw)
-    yield from _whole_way(run, cases, peer, raw)
+    rank = _rank(run, cases)
+    yield from _whole_way(rank, cases, peer, raw)
+    yield from _to_real_receivers(run, rank, cases)
 
 
 def _sender_alone(run: Run, cases: Sequence[tuple[int, int]], peer: Peer, raw: RawMooncake) -> Iterator[Pair]:
@@ -58,11 +65,14 @@ def _sender_alone(run: Run, cases: Sequence[tuple[int, int]], peer: Peer, raw: R
         yield _pair("sender alone", nbytes, count, partial(send, nbytes, count), peer, raw)
 
 
-def _whole_way(run: Run, cases: Sequence[tuple[int, int]], peer: Peer, raw: RawMooncake) -> Iterator[Pair]:
+def _rank(run: Run, cases: Sequence[tuple[int, int]]) -> Rank:
     most = max(nbytes for nbytes, _ in cases)
-    rank = run.stack.enter_context(
+    return run.stack.enter_context(
         Rank(transport="mooncake", hidden=HIDDEN, max_rows=most // ROW_BYTES, tiers=[4 * most])
     )
+
+
+def _whole_way(rank: Rank, cases: Sequence[tuple[int, int]], peer: Peer, raw: RawMooncake) -> Iterator[Pair]:
     rank.meet(peer)
 
     def ship(nbytes: int, count: int) -> float:
@@ -82,12 +92,65 @@ def _whole_way(run: Run, cases: Sequence[tuple[int, int]], peer: Peer, raw: RawM
         yield _pair("whole way", nbytes, count, partial(ship, nbytes, count), peer, raw)
 
 
-def _pair(way: str, nbytes: int, count: int, ship: Callable[[], float], peer: Peer, raw: RawMooncake) -> Pair:
+def _to_real_receivers(run: Run, rank: Rank, cases: Sequence[tuple[int, int]]) -> Iterator[Pair]:
+    """What is filled into the rank by now is what lies ready there."""
+    encode = Reference(run.stack, "encode", arena_bytes=max(nbytes for nbytes, _ in cases))
+    prefill = Reference(run.stack, "prefill", arena_bytes=MAX_BYTES)
+    numbers = itertools.count(1)
+
+    def ours(nbytes: int, count: int) -> list[float]:
+        n_tokens = nbytes // ROW_BYTES
+        rooms = rank.park(count, nbytes.to_bytes(16, "little"), n_tokens)
+        return received(rank.address, rooms, n_tokens)
+
+    def theirs(nbytes: int, count: int) -> list[float]:
+        n_tokens, rooms = nbytes // ROW_BYTES, list(itertools.islice(numbers, count))
+        encode.ask("park", rooms=rooms, n_tokens=n_tokens, hidden=HIDDEN)
+        return received(encode.facts["address"], rooms, n_tokens)
+
+    def received(address: str, rooms: list[int], n_tokens: int) -> list[float]:
+        seconds: list[float] = prefill.ask(
+            "receive", address=address, rooms=rooms, n_tokens=n_tokens, hidden=HIDDEN
+        )
+        return seconds
+
+    for nbytes, count in cases:
+        if run.quick and nbytes * count > 16 * MIB:
+            continue
+        mine, its = partial(ours, nbytes, count), partial(theirs, nbytes, count)
+        what, against = f"to a real receiver, {_case(nbytes, count)}", "reference's managers"
+        wait = partial(_wait_us, mine), against, partial(_wait_us, its)
+        yield Pair("B2 shipping", f"a room {what}", "us", *wait, Line(at_most=1.0))
+        if count > 1 and nbytes >= MIB:
+            rate = partial(_all_mb_s, mine, nbytes * count), against, partial(_all_mb_s, its, nbytes * count)
+            yield Pair("B2 shipping", f"all rooms {what}", "MB/s", *rate)
+
+
+def _wait_us(receive: Callable[[], list[float]]) -> float:
+    """From a room's frame to its Success: median over the rooms of as many rounds as fill the time of one."""
+    waits_s: list[float] = []
+    spent_s = 0.0
+    while spent_s < ROUND_S:
+        all_s, *each_s = receive()
+        spent_s += all_s
+        waits_s += each_s
+    return 1e6 * statistics.median(waits_s)
+
+
+def _all_mb_s(receive: Callable[[], list[float]], nbytes: int) -> float:
+    return _rate(lambda: receive()[0], nbytes)
+
+
+def _case(nbytes: int, count: int) -> str:
     size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
+    return f"{count} x {size} at once"
+
+
+def _pair(way: str, nbytes: int, count: int, ship: Callable[[], float], peer: Peer, raw: RawMooncake) -> Pair:
     line = Line(at_least=0.9) if nbytes >= MIB else Line()
     return Pair(
         "B2 shipping",
-        f"{way}, {count} x {size} at once",
+        f"{way}, {_case(nbytes, count)}",
         "MB/s",
         partial(_rate, ship, nbytes * count),
         "raw batch write",

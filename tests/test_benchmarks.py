@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks import frame, intake
-from benchmarks.frame import Line, Pair, Repeat
+from benchmarks.frame import Line, Pair, Repeat, Watch
 
 CALM = (1.0, 1.0)
 AT_MOST = Line(at_most=1.5)
@@ -17,13 +17,17 @@ def repeat(ours, copy, other=1.0):
 
 
 @pytest.fixture
-def measured():
+def measured(monkeypatch):
     """``measured(ours, controls, line)``: the row of figures that come one after another."""
 
-    def measure(ours, controls, line=AT_MOST, repeats=3):
+    monkeypatch.setattr(frame, "PATIENCE_S", 0.0)
+
+    def measure(ours, controls, line=AT_MOST, repeats=3, is_fixed=False):
         figures, samples = iter([0.0, *ours]), iter(controls)
-        pair = Pair("B0", "a thing", "s", lambda: next(figures), "another", lambda: 1.0, line)
-        return frame.measure(pair, lambda: next(samples), repeats)
+        pair = Pair(
+            "B0", "a thing", "s", lambda: next(figures), "another", lambda: 1.0, line, is_fixed=is_fixed
+        )
+        return frame.measure(pair, Watch(lambda: next(samples)), repeats)
 
     return measure
 
@@ -46,7 +50,20 @@ def test_a_repeat_beside_which_the_control_moved_is_measured_again(measured):
 def test_a_control_that_never_holds_still_voids_the_row(measured):
     row = measured([1.0] * 6, [(1.2**n, 1.0) for n in range(7)])
     assert row.verdict == "void"
-    assert row.measured == 6
+    assert (row.repeats, row.measured) == (0, 6)
+
+
+def test_a_slower_machine_is_no_matter_to_a_ratio_but_it_is_to_a_fixed_limit(measured):
+    slowing = [(1.1**n, 1.0) for n in range(7)]
+    assert measured([1.0] * 3, slowing).verdict == "pass"
+    assert measured([1.0] * 6, slowing, is_fixed=True).verdict == "void"
+
+
+def test_a_repeat_beside_a_busy_machine_does_not_count_however_still_the_control_holds(measured):
+    busy = (1.0, 2.5)
+    row = measured([1.0] * 6, [CALM, *[busy] * 4, CALM, CALM])
+    assert row.verdict == "void"
+    assert (row.repeats, row.measured) == (1, 6)
 
 
 def test_the_largest_set_without_a_moved_control_is_kept():
@@ -56,7 +73,8 @@ def test_the_largest_set_without_a_moved_control_is_kept():
 
 def test_a_benchmark_prints_its_table_and_writes_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(intake, "ROUND_BYTES", 1 << 20)
-    monkeypatch.setattr(frame, "TRIES", 1)
+    monkeypatch.setattr(intake, "against_reference", lambda *_: iter(()))
+    monkeypatch.setattr(frame, "PATIENCE_S", 0.0)
     out = tmp_path / "deep" / "bench.json"
 
     code = benchmarks.main(["--quick", "--only", "B4", "--repeats", "1", "--json", str(out)])
