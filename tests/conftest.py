@@ -1,12 +1,14 @@
 """Fixtures shared by all tests: waiting, programs that are reaped by handle, real peers, a model."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,27 @@ def wait_for() -> Callable[..., Any]:
     return wait
 
 
+FREE_PORTS = (61000, 65536)
+
+
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """A port of 127.0.0.1 that was free just now and that this run has not handed out before."""
+    """A port of 127.0.0.1 that was free just now and that this run has not handed out before.
+
+    From above the ports that the kernel gives to outgoing connections: between its choice here and its use
+    in a server no client of another test can come to sit on it.
+    """
     given: set[int] = set()
+    chance = random.SystemRandom()
 
     def take() -> int:
         while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port: int = probe.getsockname()[1]
-            if port not in given:
-                given.add(port)
-                return port
+            port = chance.randrange(*FREE_PORTS)
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                if port not in given:
+                    given.add(port)
+                    return port
 
     return take
 

@@ -69,7 +69,7 @@ class Traffic:
 
     def request(self):
         self.newest += 1
-        patience_s = self.chance.choice([None, None, 2.0, 30.0, 300.0])
+        patience_s = self.chance.choice([None, None, 4.0, 20.0, 100.0])
         deadline_s = None if patience_s is None else self.driver.clock.now_s + patience_s
         self.driver.submit(self.item(self.newest, deadline_s=deadline_s))
 

@@ -382,8 +382,6 @@ def test_a_call_given_up_that_the_loop_refuses_aborts_nothing(world, encode_requ
             refused = intake.Refused(
                 seq=submit.seq, kind=RefusalKind.INVALID, field="bootstrap_room", reason="room 9 is in use"
             )
-                seq=submit.seq, kind=RefusalKind.INVALID, field="bootstrap_room", reason="room 9 is in use"
-            )
             await w.rank0.send(refused, intake.Credit(seq=submit.seq))
             await w.until(lambda: w.frontend.account.held_bytes == 0)
             assert len(w.frontend._encode._withdrawals) == 0

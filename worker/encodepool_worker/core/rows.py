@@ -297,6 +297,9 @@ class Rows:
                 self._attach_all(job.unclaimed, entry)
                 self.let_go(job.pixels)
                 continue
+            share = self._has_share_for(job.nbytes)
+            if not (job.claimed or share):
+                break
             deadline_s = self._deadline_s(job)
             if (batch or len(self.queue) > 1) and now_s + self._expected_s(job.item.cost) > deadline_s:
                 self._turn_away(job)
@@ -304,8 +307,7 @@ class Rows:
             due_s = min(due_s, deadline_s)
             if batch and now_s + self._expected_s(cost + job.item.cost) > due_s:
                 break
-            share = self._has_share_for(job.nbytes)
-            if not (job.claimed or share) or not self.store.make_room(job.nbytes):
+            if not self.store.make_room(job.nbytes):
                 break
             batch.append(self._reserve(job, share))
             cost += job.item.cost
