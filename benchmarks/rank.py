@@ -269,18 +269,18 @@ class Rank(Rooms):
         while missing:
             if not self._back.poll(max(0, int(1000 * (until_s - time.monotonic())))):
                 raise RuntimeError(f"{len(missing)} submissions were not answered")
-            message, _ = intake.decode(self._back.recv_multipart())
-            if isinstance(message, intake.Refused):
-                raise RuntimeError(f"refused: {message.field}: {message.reason}")
-            if isinstance(message, intake.Admitted):
-                missing.discard(message.seq)
+            for message in intake.decode_back(self._back.recv_multipart()):
+                if isinstance(message, intake.Refused):
+                    raise RuntimeError(f"refused: {message.field}: {message.reason}")
+                if isinstance(message, intake.Admitted):
+                    missing.discard(message.seq)
 
     def counter(self, sample: str) -> float:
         """One of the loop's metrics, as its next report has it."""
         while True:
-            message, _ = intake.decode(self._back.recv_multipart())
-            if isinstance(message, intake.State):
-                return message.counters.get(sample, 0.0)
+            for message in intake.decode_back(self._back.recv_multipart()):
+                if isinstance(message, intake.State):
+                    return message.counters.get(sample, 0.0)
 
     def landed(self, count: int) -> None:
         super().landed(count)

@@ -149,7 +149,7 @@ def intake_frames(draw: st.DrawFn) -> list[bytes]:
     for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3)):
         fields[name] = draw(VALUES)
     if draw(st.integers(0, 4)) == 0:
-        fields = {"type": draw(st.sampled_from(["Abort", "Refuse", "Credit", "State", "?"])), "v": 2}
+        fields = {"type": draw(st.sampled_from(["Abort", "Refuse", "Credit", "State", "?"])), "v": 3}
         fields |= {"room": draw(VALUES), "reason": draw(VALUES)}
     frames = [msgspec.msgpack.encode(fields), *(bytes(payload) for payload in payloads)]
     if draw(st.booleans()):

@@ -1,19 +1,32 @@
-"""``encodepool-worker serve`` of several ranks, one of which raises inside its tower on request.
+"""``encodepool-worker serve`` of several ranks, one of which raises or stays in its tower on request.
 
-Rank ``RAISING`` fails in the middle of the forward pass of every image of ``TRIGGER`` patches; all
-else is the worker's own code. Used as the program of a ``RunningWorker``.
+Rank ``RAISING`` fails in the middle of the forward pass of every image of ``TRIGGER`` patches, and
+never begins a batch with one of ``HELD``; all else is the worker's own code. ``write_program`` makes
+the program of a ``RunningWorker``.
 """
 
 import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from tests.peers.tokenspeed.remote import ROOT
 
 RAISING = 1
 TRIGGER = (12, 14)
-"""Rows and columns of patches; no other test has such an image."""
+HELD = (10, 18)
+"""Rows and columns of patches; no other test has such images."""
 
 MODULE = "tests.e2e.raising_rank"
 WORDS = "made by the test"
+
+
+def write_program(folder: Path) -> Path:
+    program = folder / "worker"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m {MODULE} "$@"\n')
+    program.chmod(0o700)
+    return program
 
 
 def serve(argv: list[str]) -> int:
@@ -45,12 +58,19 @@ def rank(argv: list[str]) -> int:
 
     def spoiled(*args: Any, **kwargs: Any) -> Any:
         tower: Any = load_tower(*args, **kwargs)
+        encode = tower.encode
+
+        def hold(items: Any, **rest: Any) -> Any:
+            if any(item.pixels.shape[0] == HELD[0] * HELD[1] for item in items):
+                threading.Event().wait()
+            return encode(items, **rest)
 
         def fail(_module: Any, inputs: tuple[Any, ...]) -> None:
             if inputs[0].shape[0] == TRIGGER[0] * TRIGGER[1]:
                 raise RuntimeError(WORDS)
 
         tower.module.get_submodule("blocks.1.mlp").register_forward_pre_hook(fail)
+        tower.encode = hold
         return tower
 
     load.load_tower = spoiled

@@ -1,4 +1,4 @@
-"""Ranks that are killed or frozen: the group ends as a whole, soon, and says why.
+"""Ranks that are killed or frozen: the group ends as a whole, soon, says why, and tells its receivers.
 
 The group in one pod has a supervisor that watches both ranks; a group of two pods has nothing but
 the channel between them.
@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from tests.e2e.gateway import image_request
+from tests.e2e.raising_rank import HELD, write_program
+from tests.e2e.receiving import Receivers
+from tests.e2e.running import RunningWorker
 
 pytestmark = pytest.mark.real
 
@@ -37,22 +40,25 @@ class Pod:
 
 
 @pytest.fixture(scope="module")
-def groups(start_worker, free_port, tmp_path_factory):
+def groups(spawn, tiny_model, free_port, tmp_path_factory):
     """All groups of the module: they start together."""
-    folder = tmp_path_factory.mktemp("reasons")
+    folder = tmp_path_factory.mktemp("groups")
+    program = write_program(folder)
 
     def start(name, n_pods):
         port, pods = free_port(), []
         for index in range(n_pods):
             reason = folder / f"{name}.{index}"
-            worker = start_worker(
-                tensor_parallel_size=2,
-                ranks_per_pod=2 // n_pods,
-                pod_index=index,
-                dist_init_port=port,
-                termination_log=reason,
-                store_device_mib=64,
-            )
+            flags = {
+                "tensor-parallel-size": 2,
+                "ranks-per-pod": 2 // n_pods,
+                "pod-index": index,
+                "dist-init-port": port,
+                "termination-log": reason,
+                "store-device-mib": 64,
+            }
+            log = folder / f"{name}.{index}.log"
+            worker = RunningWorker(spawn, program, tiny_model, log, free_port, flags)
             pods.append(Pod(worker, reason, range(index, index + 1)))
         return pods
 
@@ -66,17 +72,34 @@ def groups(start_worker, free_port, tmp_path_factory):
             assert pod.worker.process.poll() is not None, "the group outlived its test"
 
 
-def begin_batch(pod, room, picture, wait_for):
-    assert pod.worker.encode(image_request(room, picture)).accepted
-    wait_for(lambda: "encodepool_batch_age_seconds" in pod.worker.metrics(), what="a batch is under way")
+@pytest.fixture
+def owed(shared_prefill, new_room, new_picture, wait_for):
+    """``owed(pod)``: rank 1 has the plan of a batch and does not begin; who is told when it is lost."""
+
+    def begin(pod):
+        receivers = Receivers(shared_prefill, pod.worker.bootstrap)
+        held, alone = new_room(), new_room()
+        picture = new_picture(*HELD)
+        receivers.ask(held, picture, tp_size=2)
+        receivers.ask(alone, picture, tp_size=2)  # no request comes for this one
+        assert pod.worker.encode(image_request(held, picture)).accepted
+        wait_for(lambda: "encodepool_batch_age_seconds" in pod.worker.metrics(), what="a batch is under way")
+
+        def told():
+            for room in (held, alone):
+                verdict = receivers.verdict(room, tp_size=2)
+                assert verdict["ranks"] == {"0": "Failed", "1": "Failed"}, verdict
+
+        return told
+
+    return begin
 
 
-def test_a_rank_killed_between_plan_and_forward_ends_the_group(groups, new_room, new_picture, wait_for):
+def test_a_rank_killed_between_plan_and_forward_ends_the_group(groups, owed):
     [pod] = groups.one
-    victim = pod.rank(1)
-    victim.send_signal(signal.SIGSTOP)  # the plan reaches its machine, and rank 0 waits for its vote
-    begin_batch(pod, new_room(), new_picture(), wait_for)
-    victim.kill()
+    told = owed(pod)
+    pod.rank(1).kill()
+    told()
     reason = pod.ends()
     assert reason.startswith(("rank 1 was killed by signal 9", "rank 0: the ranks lost each other")), reason
 
@@ -89,12 +112,13 @@ def test_the_death_of_rank_0_ends_the_pods_of_the_others(groups):
     assert "rank 0 has been silent for " in follower.ends()
 
 
-def test_a_pod_that_freezes_inside_a_sum_ends_the_group(groups, new_room, new_picture, wait_for):
+def test_a_pod_that_freezes_inside_a_sum_ends_the_group(groups, owed):
     leader, follower = groups.frozen
     frozen = follower.worker.processes()
-    begin_batch(leader, new_room(), new_picture(64, 64), wait_for)
+    told = owed(leader)
     for process in frozen:
         process.send_signal(signal.SIGSTOP)
+    told()
     assert leader.ends().startswith("rank 0: rank 1 has been silent for ")
     for process in reversed(frozen):
         process.send_signal(signal.SIGCONT)

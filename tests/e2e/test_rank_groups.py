@@ -1,17 +1,16 @@
 """One worker of two ranks and TokenSpeed's receivers: every pairing, and errors of one rank alone."""
 
 import socket
-import sys
 import time
 
 import numpy as np
 import pytest
 import zmq
 from tests.e2e.gateway import image_request
-from tests.e2e.raising_rank import MODULE, TRIGGER
+from tests.e2e.raising_rank import TRIGGER, write_program
 from tests.e2e.receiving import HIDDEN, LEVELS
 from tests.e2e.running import HOST, RunningWorker
-from tests.peers.tokenspeed.remote import ROOT, PeerError
+from tests.peers.tokenspeed.remote import PeerError
 
 from encodepool_worker.testing import make_layout, make_receiver
 from encodepool_worker.wire.control import Registration, encode_registration, encode_transfer_info
@@ -26,11 +25,8 @@ FLOOD_S = 2.0
 @pytest.fixture(scope="module")
 def worker(spawn, tiny_model, free_port, shared_prefill, tmp_path_factory):
     folder = tmp_path_factory.mktemp("group")
-    program = folder / "worker"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m {MODULE} "$@"\n')
-    program.chmod(0o700)
     flags = {"tensor-parallel-size": N_RANKS, "store-device-mib": 64}
-    running = RunningWorker(spawn, program, tiny_model, folder / "log", free_port, flags)
+    running = RunningWorker(spawn, write_program(folder), tiny_model, folder / "log", free_port, flags)
     yield running.ready()
     assert running.stop(60) == 0, running.log_tail()
 

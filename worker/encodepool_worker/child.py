@@ -1,7 +1,8 @@
 """What a child process owes its supervisor: a heartbeat, last words, and to go when it goes.
 
-Two pipes, inherited as numbers. The *lifeline* only ever ends: its end of file means that the
-supervisor is gone, and the child exits at once. On the *heartbeat* the child writes one byte a
+Two pipes, inherited as numbers. The end of the *lifeline* means that the supervisor is gone, and
+the child exits at once; a text on it says why all of them are about to end, and gives the child
+``FAREWELL_S`` to tell whom it has to tell. On the *heartbeat* the child writes one byte a
 second, ``s`` while it starts and ``r`` once it is ready; ``x`` announces its last words, which
 run to the end of the stream.
 """
@@ -14,6 +15,7 @@ BEAT_INTERVAL_S = 1.0
 STARTING = b"s"
 READY = b"r"
 LAST_WORDS = b"x"
+FAREWELL_S = 3.0
 MAX_LAST_WORDS_BYTES = 2000
 """Stays below PIPE_BUF (4096), so that one write is one piece."""
 
@@ -27,6 +29,9 @@ class Child:
         self._lifeline_fd = lifeline_fd
         self._heartbeat_fd = heartbeat_fd
         self._leave = leave
+        self.on_farewell: Callable[[str], object] | None = None
+        """Called with the reason, from a thread of its own."""
+
         self._lock = threading.Lock()
         self._beat = STARTING
         self._stopped = threading.Event()
@@ -72,9 +77,11 @@ class Child:
     def _watch_lifeline(self) -> None:
         while True:
             try:
-                if os.read(self._lifeline_fd, 64):
-                    continue
+                text = os.read(self._lifeline_fd, MAX_LAST_WORDS_BYTES)
             except OSError:
-                pass
-            self._leave(1)
-            return
+                text = b""
+            if not text:
+                self._leave(1)
+                return
+            if self.on_farewell is not None:
+                self.on_farewell(text.decode(errors="replace"))

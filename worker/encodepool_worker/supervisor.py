@@ -1,7 +1,8 @@
 """The first process of a worker: starts the others and ends all of them when one is lost.
 
 A group lives and dies as a whole, so there is one rule: when a child dies, or its heartbeat is
-late, every child is killed, the reason is written down and the exit code is 1. It works as PID 1
+late, the reason is written down, every child is killed and the exit code is 1. Only rank 0, if it
+is not the one that was lost, has a moment before that to tell its receivers. It works as PID 1
 (it reaps every orphan) and imports neither torch nor grpc.
 
 SIGTERM is passed on once; the children then agree on the drain among themselves, and the exit
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .child import LAST_WORDS, READY
+from .child import FAREWELL_S, LAST_WORDS, MAX_LAST_WORDS_BYTES, READY
 from .errors import ConfigError
 from .logs import get_logger
 from .rundir import RunDir, write_pids
@@ -187,11 +188,11 @@ class Supervisor:
         lost = [child for child in ended if self._stop_signal is None or not child.ended_well]
         if lost:
             # One child's failure can be the end of another: the one that says why comes first.
-            return self._fail(_epitaph(max(lost, key=lambda child: child.last_words is not None)))
+            return self._lose(_epitaph(max(lost, key=lambda child: child.last_words is not None)), lost)
         for child in self._children:
             silence_s = now_s - child.last_beat_s
             if child.exit_code is None and silence_s > child.allowed_silence_s(self._patience):
-                return self._fail(f"{child.spec.name} has been silent for {silence_s:.1f} s")
+                return self._lose(f"{child.spec.name} has been silent for {silence_s:.1f} s", [child])
         if len(ended) == len(self._children):
             self._log.info("stopped")
             return 130 if self._stop_signal == signal.SIGINT else 0
@@ -228,15 +229,16 @@ class Supervisor:
             self._selector.unregister(child.heartbeat_fd)
             return False
         child.last_beat_s = time.monotonic()
-        if child.last_words is not None:
-            child.last_words += payload
-            return True
-        beats, marker, words = payload.partition(LAST_WORDS)
-        if READY in beats and not child.ready:
-            child.ready = True
-            self._log.info("child is ready", child=child.spec.name)
-        if marker:
-            child.last_words = words
+        said = child.last_words
+        if said is None:
+            beats, marker, payload = payload.partition(LAST_WORDS)
+            if READY in beats and not child.ready:
+                child.ready = True
+                self._log.info("child is ready", child=child.spec.name)
+            if not marker:
+                return True
+        # More than is ever written down must not pile up here.
+        child.last_words = ((said or b"") + payload)[:MAX_TERMINATION_BYTES]
         return True
 
     # --- signals
@@ -329,6 +331,21 @@ class Supervisor:
         for child in self._children:
             os.close(child.lifeline_fd)
             os.close(child.heartbeat_fd)
+
+    def _lose(self, reason: str, lost: Sequence[_Running]) -> int:
+        """As ``_fail``, and rank 0 is told and waited for."""
+        code = self._fail(reason)
+        for child in self._children:
+            if child.spec.rank != 0 or not child.ready or child in lost or child.exit_code is not None:
+                continue
+            try:
+                os.write(child.lifeline_fd, reason.encode()[:MAX_LAST_WORDS_BYTES])
+            except OSError:  # it has just ended
+                continue
+            until_s = time.monotonic() + FAREWELL_S
+            while child.exit_code is None and time.monotonic() < until_s:
+                self._turn(until_s - time.monotonic())
+        return code
 
     # --- what others read
 

@@ -91,8 +91,8 @@ class Rank0:
         return [message.room for message in self.of(intake.Refuse)]
 
     async def send(self, *messages: intake.Message) -> None:
-        for message in messages:
-            await self._back.send_multipart(intake.encode(message))
+        if messages:
+            await self._back.send(intake.encode_back(messages))
 
     async def report(self, **facts: Any) -> None:
         self.facts |= facts

@@ -74,7 +74,7 @@ def test_what_is_sent_before_the_loop_is_there_arrives_when_it_comes(link_story)
         second, payloads = intake.decode(await pull.recv_multipart())
         assert first == intake.Refuse(room=7, reason="early")
         assert [bytes(payload) for payload in payloads] == [bytes(32)]
-        await push.send_multipart(intake.encode(intake.Admitted(seq=second.seq)))
+        await push.send(intake.encode_back([intake.Admitted(seq=second.seq)]))
         assert await answer == intake.Admitted(seq=second.seq)
 
     link_story(story)
@@ -94,7 +94,7 @@ def test_a_loop_that_takes_nothing_more_refuses_submissions_and_gets_refusals_la
         while len(got) < 6:
             message, _ = intake.decode(await asyncio.wait_for(pull.recv_multipart(), 5))
             got.append(message.room)
-            await push.send_multipart(intake.encode(intake.Drained()))
+            await push.send(intake.encode_back([intake.Drained()]))
         assert got == list(range(6))
 
     link_story(story)
@@ -127,7 +127,7 @@ def test_answers_find_their_submission_in_any_order_and_late_ones_are_ignored(li
             intake.Admitted(seq=seqs[0]),
             intake.Credit(seq=seqs[0]),
         ):
-            await push.send_multipart(intake.encode(message))
+            await push.send(intake.encode_back([message]))
         assert await answers[2] == refused
         assert await answers[0] == intake.Admitted(seq=seqs[0])
         await until(lambda: messages == [intake.Credit(seq=seqs[0])])
@@ -139,8 +139,8 @@ def test_a_message_that_cannot_be_read_or_goes_the_wrong_way_is_dropped(link_sto
     async def story(_link, messages, bind):
         _pull, push = bind()
         await push.send_multipart([b"nonsense"])
-        await push.send_multipart(intake.encode(intake.Drain(deadline_s=1.0)))
-        await push.send_multipart(intake.encode(intake.Drained()))
+        await push.send(intake.encode_back([intake.Drain(deadline_s=1.0)]))
+        await push.send(intake.encode_back([intake.Drained()]))
         await until(lambda: messages == [intake.Drained()])
 
     link_story(story)
@@ -152,7 +152,7 @@ def test_more_messages_than_are_read_at_once_all_arrive(link_story, monkeypatch)
     async def story(_link, messages, bind):
         _pull, push = bind()
         for seq in range(100):
-            await push.send_multipart(intake.encode(intake.Credit(seq=seq)))
+            await push.send(intake.encode_back([intake.Credit(seq=seq)]))
         await until(lambda: [message.seq for message in messages] == list(range(100)))
 
     link_story(story)

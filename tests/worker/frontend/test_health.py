@@ -1,5 +1,7 @@
 """Ready once and never again: what readiness needs, what takes it away, and what liveness sees."""
 
+import asyncio
+
 import pytest
 
 from encodepool_worker.frontend.health import Health, Phase
@@ -96,3 +98,24 @@ def test_a_worker_that_drains_is_alive_and_never_ready_again():
 
 def test_a_loop_that_never_reported_is_starting_and_alive():
     assert Health(1).alive(1000.0).good
+
+
+def test_nobody_waits_for_a_silent_loop_that_is_not_ready_yet(world, clock, monkeypatch):
+    """Only readiness is lost for good, so only then a probe may hold up this process for a moment."""
+
+    async def story():
+        async with world(ready=False) as w:
+            waits = []
+            monkeypatch.setattr(w.frontend._link, "wait", waits.append)
+            w.rank0.silent = True
+            await w.rank0.send(state(turn_s=clock() - 6))
+            await w.until(lambda: not w.frontend.alive().good, "the silence")
+            for path in ("/livez", "/readyz", "/metrics"):
+                await w.probe(path)
+            assert waits == []
+
+            w.rank0.silent = False
+            await w.become_ready()
+            assert waits == []
+
+    asyncio.run(story())

@@ -28,7 +28,7 @@ def test_clients_go_on_while_sixteen_silent_calls_stand(world, encode_request, c
     async def story():
         async with world(max_pixel_mib=96) as w:
             gate, account = w.frontend._gate, w.frontend.account
-            gate.hurried_s = 1.0
+            gate.hurried_s = 60.0  # nobody is hurried at first
             assert (await w.encoder.Encode(encode_request(1))).accepted  # its connection is known now
             channels = [w.connect() for _ in range(5)]
             silent = [call for channel in channels[:4] for call in silent_calls(channel, 4)]
@@ -39,11 +39,11 @@ def test_clients_go_on_while_sixteen_silent_calls_stand(world, encode_request, c
             for room in range(2, 22):
                 assert (await w.encoder.Encode(encode_request(room))).accepted
             known_s = clock() - began_s
-            loads = await asyncio.wait_for(w.scheduler.GetLoads(pb2.GetLoadsRequest()), 2)
-            assert len(loads.loads) == 1
+            assert len((await w.scheduler.GetLoads(pb2.GetLoadsRequest())).loads) == 1
             assert (await w.probe("/readyz"))[0] == 200
-            assert gate.waiting >= 14, "they still stand"
+            assert (gate.waiting, account.readers) == (15, 1), "all of them still stand"
 
+            gate.hurried_s = 1.0
             began_s = clock()
             newcomer = channels[4].unary_unary(ENCODE)
             await newcomer(encode_request(30).SerializeToString())
@@ -51,8 +51,8 @@ def test_clients_go_on_while_sixteen_silent_calls_stand(world, encode_request, c
             print(
                 f"20 calls of a known connection took {known_s:.3f} s, the first of a new one {new_s:.3f} s"
             )
-            assert known_s < 5
-            assert new_s < 5, "one patience, not one for each silent call"
+            ended = sum(call.done() for call in silent)
+            assert ended < 8, "one patience, not one for each silent call"
 
             for call in silent:
                 call.cancel()
@@ -69,10 +69,12 @@ def test_a_known_connection_that_goes_silent_leaves_a_place_to_the_others(world,
             encode = other.unary_unary(ENCODE)
             for room, call in ((1, w.encoder.Encode), (2, lambda r: encode(r.SerializeToString()))):
                 await call(encode_request(room))
+            w.frontend._gate.hurried_s = 60.0  # so that nobody owes a place to another's end
             silent = silent_calls(w.channel, 8)
             await w.until(lambda: w.frontend._gate.waiting == 7, "the silent calls")
             for room in range(3, 13):
-                await asyncio.wait_for(encode(encode_request(room).SerializeToString()), 2)
+                await asyncio.wait_for(encode(encode_request(room).SerializeToString()), 10)
+            assert w.frontend._gate.waiting == 7, "they still stand"
             for call in silent:
                 call.cancel()
             await w.until(lambda: w.frontend.account.held_bytes == 0)
@@ -159,7 +161,7 @@ def test_a_full_queue_of_pixels_refuses_at_once_and_recovers_with_the_credits(wo
                 await w.encoder.Encode(encode_request(room, h=8, w=8))
             code, text = await w.refusal(encode_request(3, h=8, w=8))
             assert (code, "bytes of pixels are waiting for the tower" in text) == ("RESOURCE_EXHAUSTED", True)
-            await w.until(lambda: w.rank0.refused_rooms == [3], "the receivers told", timeout_s=1)
+            await w.until(lambda: w.rank0.refused_rooms == [3], "the receivers told")
 
             for submit in w.rank0.of(intake.Submit):
                 await w.rank0.send(intake.Credit(seq=submit.seq))

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,6 +248,7 @@ class Rig:
         tiers=None,
         follower_tower=None,
         stale=None,
+        via=lambda address: address,
         **settings,
     ):
         self.tower = tower
@@ -269,6 +271,7 @@ class Rig:
         self.settings = Settings(**(known | settings))
         self.make_engine = engine_maker(self.settings)
         self.crashes = []
+        self.via = via
         self.routed = threading.Event()
         self.tiers = tiers or plan_tiers(self.settings, torch.device("cpu"))
         self.rank = Rank(
@@ -276,7 +279,7 @@ class Rig:
             tower,
             self.make_engine,
             tiers=self.tiers,
-            crash=self.crashes.append,
+            crash=self.crash,
             on_routed=self.routed.set,
         )
         self.loop_thread = threading.Thread(target=self.rank.loop.run, daemon=True)
@@ -299,6 +302,7 @@ class Rig:
             self.controls[rank].connect(f"tcp://{registration.host}:{registration.port}")
         self.prefills = []
         self.heard = []
+        self.coming = deque()
         self.left_behind = 0
         self.next_seq = 1
 
@@ -310,7 +314,7 @@ class Rig:
             self.make_engine,
             parallel=None,
             tiers=self.tiers,
-            address=self.rank.server.address,
+            address=self.via(self.rank.server.address),
             token=self.rank.server.token,
             crash=self.crashes.append,
             on_welcome=lambda: None,
@@ -318,6 +322,11 @@ class Rig:
         thread = FollowerThread(follower)
         self.followers.append(thread)
         return thread
+
+    def crash(self, reason):
+        """What the process does when one of rank 0's threads cannot go on."""
+        self.crashes.append(reason)
+        self.rank.loop.lose(reason)
 
     def prefill(self, **options):
         self.prefills.append(Prefill(self, **options))
@@ -356,8 +365,10 @@ class Rig:
         """The next message to the frontend that ``wanted`` accepts; all are kept in ``heard``."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
-            if self.back.poll(50):
-                message, _ = intake.decode(self.back.recv_multipart())
+            if not self.coming and self.back.poll(50):
+                self.coming += intake.decode_back(self.back.recv_multipart())
+            while self.coming:
+                message = self.coming.popleft()
                 self.heard.append(message)
                 if wanted(message):
                     return message

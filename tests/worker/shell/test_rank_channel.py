@@ -1,16 +1,19 @@
 """Rank 0 and its followers in threads of one process, over the real channel: orders, answers, silence."""
 
+import socket
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 
 from encodepool_worker.core import instructions as do
-from encodepool_worker.errors import WireError
+from encodepool_worker.errors import GroupLost, WireError
 from encodepool_worker.shell import follower, rank_server
-from encodepool_worker.types import Modality, Status
+from encodepool_worker.shell.metrics import Metrics
+from encodepool_worker.types import Grid, Modality, Status
 from encodepool_worker.wire import intake
 from encodepool_worker.wire import ranks as wire
 
@@ -134,6 +137,130 @@ def test_silence_ends_both_sides_with_the_reason(impatient, group, monkeypatch):
     group.crashes.clear()
 
 
+class SlowLink:
+    """What a follower hears through this address comes with so many bytes a second."""
+
+    def __init__(self, bytes_per_s):
+        self.bytes_per_s = bytes_per_s
+        self.sockets = [socket.create_server(("127.0.0.1", 0))]
+        self.threads = []
+
+    def __call__(self, address):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self.run(self.accept, (host, int(port)))
+        return f"tcp://127.0.0.1:{self.sockets[0].getsockname()[1]}"
+
+    def accept(self, leader):
+        near, far = self.sockets[0].accept()[0], socket.create_connection(leader)
+        self.sockets += [near, far]
+        self.run(self.pump, near, far, 0)
+        self.run(self.pump, far, near, 1 / self.bytes_per_s)
+
+    def pump(self, source, target, s_per_byte):
+        try:
+            while data := source.recv(2048):
+                time.sleep(len(data) * s_per_byte)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:  # one end is gone
+            pass
+
+    def run(self, target, *args):
+        self.threads.append(threading.Thread(target=target, args=args, daemon=True))
+        self.threads[-1].start()
+
+    def close(self):
+        for thread in self.threads:
+            thread.join(10)
+        for one in self.sockets:
+            one.close()
+
+
+@pytest.fixture
+def slow_link():
+    link = SlowLink(bytes_per_s=30_000)
+    yield link
+    link.close()
+
+
+def test_pixels_that_take_longer_than_a_rank_may_be_silent_end_nothing(
+    slow_link, impatient, open_rig, monkeypatch
+):
+    monkeypatch.setattr(wire, "MAX_PIECE_BYTES", 8192)
+    group = open_rig(**GROUP, via=slow_link)
+    prefill, other = (group.prefill(n_tokens=1024) for _ in range(2))
+    began_s = time.monotonic()
+    _, pixels = group.submit(room=1, content=1, grid=Grid(1, 64, 64))
+    for rank, one in enumerate((prefill, other)):
+        one.announce(1, rank=rank, n_rows=1024, span=1024)
+    for one in (prefill, other):
+        assert one.verdict(seconds=20) == (1, Status.SUCCESS)
+        assert one.received() == group.tower.halves(pixels)
+    assert time.monotonic() - began_s > follower.SILENCE_S
+
+
+def test_when_a_rank_is_lost_the_receivers_are_told_but_not_where_a_write_is_under_way(
+    impatient, group, monkeypatch
+):
+    under_way, done = group.prefill(), group.prefill()
+    group.submit(room=1, content=1)
+    under_way.announce(1, rank=1)
+    done.announce(1)
+    under_way.freeze_with_a_write()
+    assert done.verdict() == (1, Status.SUCCESS)
+    group.tower.gate.clear()
+    waiting = [group.prefill() for _ in range(3)]
+    group.submit(room=2, content=2)
+    for rank, one in enumerate(waiting[:2]):
+        one.announce(2, rank=rank)
+    waiting[2].announce(3, rank=1)  # whose request never comes
+    group.hear_state(lambda state: state.batch_age_s is not None)
+    monkeypatch.setattr(group.followers[0].follower, "_report", lambda now_s: None)
+    for room, one in zip((2, 2, 3), waiting, strict=True):
+        assert one.verdict() == (room, Status.FAILED)
+    group.loop_thread.join(5)
+    assert not group.loop_thread.is_alive()
+    assert not under_way.status.poll(200)
+    [reason] = group.crashes
+    assert reason.startswith("rank 1 has been silent for ")
+    group.crashes.clear()
+    group.tower.gate.set()
+    group.left_behind = 1  # the batch's
+
+
+def test_the_receiver_of_a_write_that_the_lost_rank_never_heard_of_is_told(impatient, group, monkeypatch):
+    server = group.rank.server
+    send = server._send_one
+
+    def unreachable(rank, message, *payloads):
+        if isinstance(message, wire.Write):
+            raise GroupLost("rank 1 cannot be reached")
+        send(rank, message, *payloads)
+
+    monkeypatch.setattr(server, "_send_one", unreachable)
+    prefill = group.prefill().announce(1, rank=1)
+    group.prefill().announce(1)
+    group.submit(room=1, content=1)
+    assert prefill.verdict() == (1, Status.FAILED)
+    group.loop_thread.join(5)
+    assert group.crashes == ["rank 1 cannot be reached"]
+    group.crashes.clear()
+
+
+def test_ranks_that_never_say_hello_end_the_start_and_are_named(tower, wait_until, monkeypatch):
+    monkeypatch.setattr(rank_server, "HELLO_S", 0.3)
+    expected = wire.Hello(rank=0, size=3, incarnation=1, tiers=(16,), tower=tower.spec)
+    crashes = []
+    server = rank_server.RankServer(
+        "127.0.0.1", expected, answer=print, joined=print, metrics=Metrics(), crash=crashes.append
+    )
+    try:
+        [reason] = wait_until(lambda: crashes)
+    finally:
+        server.close()
+    assert reason == "rank 1 and rank 2 did not join within 0.3 s of rank 0 being ready"
+
+
 def test_a_batch_that_outlives_the_drain_keeps_the_other_ranks(group, monkeypatch):
     """They used to leave rank 0 in the middle of a sum, and the drain ended as a failure."""
     thread, ended = group.followers[0], threading.Event()
@@ -173,16 +300,37 @@ def a_batch():
     return wire.Batch(5, (job,))
 
 
-def test_messages_arrive_as_they_were_and_pixels_without_a_copy():
+def a_piece(start=0, nbytes=96):
+    return wire.Outgoing().encode(wire.Piece(0, start), bytes(nbytes))
+
+
+def test_messages_arrive_as_they_were():
     out, back = wire.Outgoing(), wire.Incoming()
-    pixels = bytearray(96)
-    frames = out.encode(a_batch(), pixels)
-    assert frames[2] is pixels
-    message, [payload] = back.from_leader(frames)
-    assert message == a_batch()
-    assert payload.obj is pixels
+    assert back.from_leader(out.encode(a_batch())) == (a_batch(), [])
     write = wire.Write(9, "host:1", ((0, 2**64 - 16, 16),))
     assert back.from_leader(out.encode(write)) == (write, [])
+    assert back.from_leader(out.encode(wire.Piece(0, 4), b"some")) == (wire.Piece(0, 4), [b"some"])
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 96, 200])
+def test_pixels_are_whole_again_however_they_are_cut(piece_bytes, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_PIECE_BYTES", piece_bytes)
+    [job] = a_batch().jobs
+    nothing = msgspec.structs.replace(job, shape=(0, 6))
+    sent = [b"", bytes(range(96)), b"", bytes(range(96, 192)), b""]
+    arriving = wire.Assembly(wire.Batch(1, (nothing, job, nothing, job, nothing)))
+    for piece, payload in wire.pieces(sent):
+        assert not arriving.is_complete
+        arriving.add(piece, payload)
+    assert arriving.is_complete
+    assert arriving.pixels == sent
+
+
+@pytest.mark.parametrize("wrong", [(0, 4, 8), (1, 0, 8), (0, 0, 97), (0, 0, 0)])
+def test_a_piece_that_is_not_next_or_too_long_is_an_error_of_the_wire(wrong):
+    job, start, nbytes = wrong
+    with pytest.raises(WireError):
+        wire.Assembly(a_batch()).add(wire.Piece(job, start), memoryview(bytes(nbytes)))
 
 
 @pytest.mark.parametrize(
@@ -193,14 +341,13 @@ def test_messages_arrive_as_they_were_and_pixels_without_a_copy():
         lambda frames: [b"\x01" + bytes(7), *frames[1:]],  # one was lost
         lambda frames: [frames[0], b"\xc1", *frames[2:]],
         lambda frames: frames[:2],
-        lambda frames: [*frames[:2], bytes(95)],
-        lambda frames: [*frames, b""],
+        lambda frames: [*frames, b"\0"],
         lambda frames: [frames[0], wire.Outgoing().encode(wire.End())[1], *frames[2:]],
         lambda frames: [frames[0], wire.Outgoing().encode(wire.Written(1))[1]],
     ],
 )
 def test_what_cannot_be_read_is_an_error_of_the_wire(spoil):
-    frames = spoil(wire.Outgoing().encode(a_batch(), bytes(96)))
+    frames = spoil(a_piece())
     with pytest.raises(WireError):
         wire.Incoming().from_leader(frames)
 
@@ -243,21 +390,24 @@ def test_an_order_for_a_rank_that_has_not_joined_ends_the_group(impatient, group
     group.crashes.clear()
 
 
-def test_a_flood_of_registrations_is_told_once_a_second_each_and_no_more_than_so_many(group):
+def test_registrations_are_told_of_known_receivers_once_a_second_and_of_strangers_never(group):
+    """They used to share a budget, which strangers could use up."""
     told = []
     follower_of = group.followers[0].follower
     registered, follower_of._sender.registered = follower_of._sender.registered, told.append
     began_s = time.monotonic()
     try:
-        for number in range(20_000):
-            group.rank.server.registered(1, f"127.0.0.1:{number % 5000}")
-        group.wait_until(lambda: told, what="the first ones are told")
         prefill = group.prefill()
         group.submit(room=1, content=1)
-        prefill.announce(1)
-        group.prefill().announce(1, rank=1)
+        prefill.announce(1, rank=1)
+        group.prefill().announce(1)
         assert prefill.verdict() == (1, Status.SUCCESS)
+        for number in range(20_000):
+            group.rank.server.registered(1, f"127.0.0.1:{number % 5000}")
+            group.rank.server.registered(1, prefill.engine.session)
+        group.wait_until(lambda: told, what="the known one is told")
         n_beats = 2 + (time.monotonic() - began_s) / rank_server.BEAT_S
-        assert len(told) <= n_beats * rank_server.MAX_REGISTRATIONS
+        assert told == [prefill.engine.session] * len(told)
+        assert len(told) <= n_beats
     finally:
         follower_of._sender.registered = registered

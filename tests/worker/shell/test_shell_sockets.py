@@ -193,10 +193,11 @@ def test_a_submission_that_comes_after_the_end_leaves_no_pixels(ears, wait_until
 def test_answers_are_kept_for_a_frontend_that_comes_late_and_states_are_not(context, connect, short_dir):
     back = BackChannel(context, short_dir)
     state = {"turn_s": 1.0, "routed": False}
-    back.send(intake.State(**state, queue_items=0, queue_cost=0))
+    back.flush(intake.State(**state, queue_items=0, queue_cost=0))
     back.send(intake.Admitted(seq=1))
-    back.send(intake.State(**state, queue_items=1, queue_cost=0))
+    back.flush(intake.State(**state, queue_items=1, queue_cost=0))
     back.send(intake.Credit(seq=1))
+    back.flush()
     assert back.has_unsent
 
     frontend = connect(zmq.PULL, f"ipc://{short_dir}/back.ipc")
@@ -204,7 +205,7 @@ def test_answers_are_kept_for_a_frontend_that_comes_late_and_states_are_not(cont
     while len(got) < 2:
         back.flush()
         if frontend.poll(20):
-            got.append(intake.decode(frontend.recv_multipart())[0])
+            got += intake.decode_back(frontend.recv_multipart())
     assert got == [intake.Admitted(seq=1), intake.Credit(seq=1)]
     assert not back.has_unsent
     back.close()

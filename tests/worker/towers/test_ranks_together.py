@@ -17,7 +17,7 @@ from tests.worker.towers.ranks import DEADLINE_S, Rank, Ranks, made_items
 
 from encodepool_worker.errors import ConfigError, GroupLost
 from encodepool_worker.towers.load import load_tower
-from encodepool_worker.towers.parallel import TensorParallel, join
+from encodepool_worker.towers.parallel import TensorParallel, _find_leader, _listen, _open_store, join
 
 SIZES = {"four": 4, "two": 2, "to_kill": 2, "to_freeze": 2}
 SILENCE_S = 2.0
@@ -319,11 +319,31 @@ def test_a_rank_that_does_not_come_is_missed(free_port):
         join(0, 2, "127.0.0.1", free_port(), torch.device("cpu"), join_timeout_s=0.5)
 
 
+def store_of(port, word):
+    """Where the ranks of a start meet, without its rank 0."""
+    store = _open_store("127.0.0.1", port, 2, 30.0, _listen("127.0.0.1", port, 2))
+    store.set("word", word)
+    return store
+
+
 def test_a_rank_of_another_start_is_sent_away_before_it_is_one_of_the_group(free_port):
     port, cpu = free_port(), torch.device("cpu")
     with ThreadPoolExecutor(1) as pool:
         leader = pool.submit(join, 0, 2, "127.0.0.1", port, cpu, word="start 5", join_timeout_s=3)
         with pytest.raises(ConfigError, match="another start of the group: start 4, rank 0 is start 5"):
-            join(1, 2, "127.0.0.1", port, cpu, word="start 4", join_timeout_s=30)
-        with pytest.raises(GroupLost):
+            join(1, 2, "127.0.0.1", port, cpu, word="start 4", join_timeout_s=30, word_patience_s=0)
+        with pytest.raises(GroupLost, match=r"^rank 1 did not come within 3 s$"):
             leader.result(30)
+
+
+def test_a_rank_that_meets_the_start_before_its_own_waits_for_the_right_one(free_port):
+    port = free_port()
+    before = store_of(port, "start 4")
+    with ThreadPoolExecutor(1) as pool:
+        follower = pool.submit(_find_leader, 1, "127.0.0.1", port, 2, "start 5", 60.0, 60.0)
+        time.sleep(0.5)
+        assert not follower.done()
+        del before
+        now = store_of(port, "start 5")
+        assert follower.result(30).get("word") == b"start 5"
+        del now

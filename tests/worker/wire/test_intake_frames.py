@@ -58,8 +58,17 @@ def test_every_message_survives_the_wire(message, payloads):
     assert [bytes(frame) for frame in frames] == payloads
 
 
+def test_answers_go_back_together():
+    said = [intake.Admitted(seq=1), intake.Credit(seq=1), intake.Drained()]
+    frame = intake.encode_back(said)
+    assert intake.decode_back([frame]) == said
+    for broken in ([], [frame, frame], [frame[:-1]], [b"\x91\x01"]):
+        with pytest.raises(WireError):
+            intake.decode_back(broken)
+
+
 def test_a_header_is_these_bytes():
-    assert encode(intake.Credit(seq=1)) == [b"\x83\xa4type\xa6Credit\xa1v\x02\xa3seq\x01"]
+    assert encode(intake.Credit(seq=1)) == [b"\x83\xa4type\xa6Credit\xa1v\x03\xa3seq\x01"]
 
 
 def test_payloads_are_not_copied():

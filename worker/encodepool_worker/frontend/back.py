@@ -88,7 +88,13 @@ class LoopLink:
                 frames = self._back.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(frames)
+            try:
+                messages = intake.decode_back(frames)
+            except WireError as error:
+                get_logger().error("a message of the loop cannot be read", problem=str(error))
+                continue
+            for message in messages:
+                self._take(message)
         # The descriptor signals changes only, so what is left has to be fetched without a signal.
         self._loop.call_soon(self.read)
 
@@ -107,12 +113,7 @@ class LoopLink:
         self._intake.close(linger=CLOSE_LINGER_MS)
         self._context.term()
 
-    def _take(self, frames: list[bytes]) -> None:
-        try:
-            message, _ = intake.decode(frames)
-        except WireError as error:
-            get_logger().error("a message of the loop cannot be read", problem=str(error))
-            return
+    def _take(self, message: intake.Message) -> None:
         if isinstance(message, intake.Admitted | intake.Refused):
             answer = self._answers.get(message.seq)
             if answer is not None and not answer.done():

@@ -15,11 +15,14 @@ from ..logs import get_logger
 from ..settings import Settings
 from ..wire import intake
 from .counts import Samples, exposition, from_loop
-from .health import GOOD, Health, Report
+from .health import GOOD, Health, Phase, Report
 from .http import HttpServer
 from .probes import probes_app
 
 TICK_S = 0.25
+
+CATCH_UP_S = 0.1
+"""Before a silent rank is blamed."""
 
 
 class _Rank:
@@ -33,19 +36,34 @@ class _Rank:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(f"ipc://{run_dir / intake.back_socket(rank)}")
 
-    def read(self) -> None:
+    def catch_up(self) -> None:
+        """Read what has arrived; where that is old, also what is still on its way: a process that was
+        held up itself must not take its own delay for the rank's silence."""
+        self._read()
+        give_up_s = time.monotonic() + CATCH_UP_S
+        while self._wanted and not self.health.alive(now_s := time.monotonic()).good and now_s < give_up_s:
+            self._socket.poll(int((give_up_s - now_s) * 1000) + 1)
+            self._read()
+
+    @property
+    def _wanted(self) -> bool:
+        """Once withdrawn nothing hangs on it, and every answer would hold up all others."""
+        return self.health.phase is not Phase.WITHDRAWN
+
+    def _read(self) -> None:
         while True:
             try:
-                message, _ = intake.decode(self._socket.recv_multipart(zmq.NOBLOCK))
+                messages = intake.decode_back(self._socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
             except WireError as error:
                 get_logger().error("a message of a rank cannot be read", rank=self.rank, problem=str(error))
                 continue
-            if isinstance(message, intake.State):
-                self.health.heard(message)
-            elif isinstance(message, intake.Drained):
-                self._drained = True
+            for message in messages:
+                if isinstance(message, intake.State):
+                    self.health.heard(message)
+                elif isinstance(message, intake.Drained):
+                    self._drained = True
 
     def has_ended(self, now_s: float) -> bool:
         """Rank 0 let it go, or it never began, or it is silent: the supervisor's business."""
@@ -125,7 +143,7 @@ class FollowerFrontend:
 
     def _now_s(self) -> float:
         for rank in self._ranks:
-            rank.read()
+            rank.catch_up()
         return time.monotonic()
 
     @staticmethod

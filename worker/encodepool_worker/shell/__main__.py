@@ -7,12 +7,18 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ..child import Child
+from ..child import FAREWELL_S, Child
 from ..errors import ConfigError, WorkerError
 from ..logs import get_logger, setup_logs
 from ..settings import Settings
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+FAREWELL_MARGIN_S = 0.5
+"""Before the supervisor's patience ends, so that the reason is ours."""
 
 
 def main(argv: list[str]) -> int:
@@ -29,10 +35,11 @@ def main(argv: list[str]) -> int:
     # handler of ours would wait for torch, which waits for the other ranks for minutes.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A lane, a probe or the watcher that dies in silence would leave rooms without a verdict.
-    threading.excepthook = partial(_thread_failed, _crasher(child))
+    crash = Crasher(child)
+    threading.excepthook = partial(_thread_failed, crash)
     _raise_file_limit()
     try:
-        run(settings, child)
+        run(settings, child, crash)
     except WorkerError as error:
         get_logger().error("the rank cannot go on", problem=str(error))
         child.last_words(str(error))
@@ -44,7 +51,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run(settings: Settings, child: Child) -> None:
+def run(settings: Settings, child: Child, crash: "Crasher") -> None:
     """Until it has drained. Raises WorkerError."""
     # After the heartbeat has begun: these take seconds to import.
     from ..towers.load import load_tower, pick_device
@@ -74,7 +81,7 @@ def run(settings: Settings, child: Child) -> None:
     )
     tower.warm_up()
     log.info("the tower is warm", family=tower.spec.family, dtype=tower.spec.dtype, graphs=tower.graphs)
-    tiers, crash = plan_tiers(settings, device), _crasher(child)
+    tiers = plan_tiers(settings, device)
     if settings.rank > 0 and parallel is not None:
         follower = Follower(
             settings,
@@ -106,20 +113,43 @@ def run(settings: Settings, child: Child) -> None:
         parallel.publish("token", rank.server.token)
         parallel.publish("address", rank.server.address)
     signal.signal(signal.SIGTERM, lambda *_: rank.loop.ask_to_end())
-    rank.loop.run()
+    crash.loop = rank.loop
+    child.on_farewell = crash
+    lost = rank.loop.run()
+    if lost is not None:
+        rank.say_farewell()
+        raise WorkerError(lost)
     if not rank.close():
         log.warning("a batch or a write was still running at the end")
 
 
-def _crasher(child: Child) -> Callable[[str], None]:
-    """Ends the process from any thread, with the reason for the termination message."""
+class Crasher:
+    """Ends the process, from any thread, with the first reason for the termination message.
 
-    def crash(reason: str) -> None:
-        child.last_words(reason)
+    At once, or where a loop runs: when it has told its receivers, which has a bound.
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._lock = threading.Lock()
+        self._called = False
+        self.loop: Loop | None = None
+
+    def __call__(self, reason: str) -> None:
         get_logger().error("the rank cannot go on", problem=reason)
-        os._exit(1)
+        with self._lock:
+            first, self._called = not self._called, True
+        if self.loop is None:
+            self._leave(reason)
+        elif first:
+            late = threading.Timer(FAREWELL_S - FAREWELL_MARGIN_S, self._leave, [reason])
+            late.daemon = True
+            late.start()
+            self.loop.lose(reason)
 
-    return crash
+    def _leave(self, reason: str) -> None:
+        self._child.last_words(reason)
+        os._exit(1)
 
 
 def _thread_failed(crash: Callable[[str], None], args: threading.ExceptHookArgs) -> None:

@@ -23,7 +23,7 @@ from ..towers.parallel import TensorParallel
 from ..transport.base import Done, Engine, Failed, SenderEvent, Settled
 from ..transport.sender import Sender
 from ..transport.sender_types import SenderLimits
-from ..types import ByteRange, Grid, Item, Slice
+from ..types import Grid, Item, Slice
 from ..wire import intake
 from ..wire import ranks as wire
 from .intake_socket import BackChannel
@@ -31,6 +31,7 @@ from .metrics import Metrics, sender_samples
 from .mover import Mover
 from .pixels import Pixels, PixelTable
 from .rank import SENDER_CLOSE_S, limits_of
+from .rank_messages import message_of, ranges_of
 from .rank_server import BEAT_S, MAX_ORDERS, SILENCE_S, USER
 from .store_memory import StoreMemory
 from .threads import MESSAGES_PER_POLL, Crash
@@ -170,7 +171,9 @@ class Follower:
                 slices = [Slice(*piece) for piece in message.slices]
                 self._sender.submit(message.write, message.session, slices)
             case wire.Demote():
-                self._mover.submit(do.Demote(message.entry, _ranges(message.source), _ranges(message.target)))
+                self._mover.submit(
+                    do.Demote(message.entry, ranges_of(message.source), ranges_of(message.target))
+                )
             case wire.Retire():
                 self._sender.retire(message.write)
             case wire.Registered():
@@ -200,7 +203,7 @@ class Follower:
                 cost=header.cost,
             )
             handle = self._pixels.add(Pixels(payload, header.dtype, header.shape, grids))
-            jobs.append(do.Job(header.entry, item, handle, _ranges(header.extents)))
+            jobs.append(do.Job(header.entry, item, handle, ranges_of(header.extents)))
         self._batch = do.RunBatch(batch.batch, tuple(jobs))
         self._tower.submit(self._batch)
 
@@ -208,7 +211,7 @@ class Follower:
         """To rank 0, and to the probes of this pod."""
         samples = sender_samples(self._sender.snapshot())
         self._send(wire.Beat(samples))
-        self._back.send(
+        self._back.flush(
             intake.State(
                 turn_s=now_s,
                 routed=self._welcome,
@@ -221,6 +224,7 @@ class Follower:
     def _say_ended(self) -> None:
         """To the frontend of this pod, and wait until it is sent: the process ends at once."""
         self._back.send(intake.Drained())
+        self._back.flush()
         self._socket.close(linger=0)
         self._back.close()
         self._context.term()
@@ -251,33 +255,10 @@ class Follower:
                 for job in self._batch.jobs:
                     self._pixels.drop(job.pixels)
                 self._batch = None
-            self._send(_message(event))
+            self._send(message_of(event))
 
     def _send(self, message: wire.FromFollower) -> None:
         try:
             self._socket.send_multipart(self._outgoing.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             raise GroupLost(f"rank 0 has left {MAX_ORDERS} answers unread") from None
-
-
-def _ranges(pairs: Sequence[wire.Range]) -> tuple[ByteRange, ...]:
-    return tuple(ByteRange(*pair) for pair in pairs)
-
-
-def _message(event: events.Event) -> wire.FromFollower:
-    match event:
-        case events.BatchEncoded():
-            return wire.Encoded(event.batch, dict(event.failures))
-        case events.BatchFailed():
-            return wire.Failed(event.batch, event.reason)
-        case events.Demoted():
-            return wire.Demoted(event.entry)
-        case events.DemoteFailed():
-            return wire.DemoteFailed(event.entry, event.reason)
-        case events.Written():
-            return wire.Written(event.write)
-        case events.WriteFailed():
-            return wire.WriteFailed(event.write, event.reason, event.may_land_late)
-        case events.WriteSettled():
-            return wire.WriteSettled(event.write, event.by_probe)
-    raise GroupLost(f"{event} is no answer")

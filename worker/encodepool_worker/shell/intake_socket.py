@@ -1,6 +1,7 @@
 """The two sockets to the frontend: submissions in, answers and the loop's state back."""
 
 from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -94,29 +95,31 @@ class BackChannel:
         return bool(self._unsent)
 
     def send(self, message: intake.Message) -> None:
-        """Kept in order while the frontend is behind; a state is only sent fresh.
+        """In its order, with the next ``flush``.
 
         Raises WorkerError when the frontend has not read for so long that nothing else makes sense.
         """
-        if not self._unsent and self._sent(message):
-            return
-        if isinstance(message, intake.State):
-            return
         if len(self._unsent) >= MAX_UNSENT:
             raise WorkerError(f"the frontend has left {MAX_UNSENT} answers unread")
         self._unsent.append(message)
 
-    def flush(self) -> None:
-        """Try again what is kept."""
-        while self._unsent and self._sent(self._unsent[0]):
-            self._unsent.popleft()
+    def flush(self, state: intake.State | None = None) -> None:
+        """All that waits, as far as the frontend takes it; then ``state``, which is never kept."""
+        while self._unsent:
+            some = list(islice(self._unsent, intake.MAX_AT_ONCE))
+            if not self._sent(some):
+                return
+            for _ in some:
+                self._unsent.popleft()
+        if state is not None:
+            self._sent([state])
 
     def close(self) -> None:
         self._socket.close(linger=CLOSE_LINGER_MS)
 
-    def _sent(self, message: intake.Message) -> bool:
+    def _sent(self, messages: list[intake.Message]) -> bool:
         try:
-            self._socket.send_multipart(intake.encode(message), zmq.NOBLOCK)
+            self._socket.send(intake.encode_back(messages), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

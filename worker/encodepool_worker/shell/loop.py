@@ -140,8 +140,8 @@ class Loop:
         for instruction in self._pipeline.handle_all(events or (Tick(),), now_s):
             if self._lost is None or not self._left_out(instruction):
                 self._carry_out(instruction)
-        self._back.flush()
-        self._report(time.monotonic())
+        self._statuses.close_unused()
+        self._back.flush(self._report(time.monotonic()))
 
     def _left_out(self, instruction: Instruction) -> bool:
         """Nothing is begun any more, and a write that never began may be told at once."""
@@ -193,10 +193,11 @@ class Loop:
             story = " | ".join(self._pipeline.story(conclude.room)[-STORY_RECORDS:])
             self._failures.warning("room failed", room=conclude.room, reason=conclude.reason, story=story)
 
-    def _report(self, now_s: float) -> None:
+    def _report(self, now_s: float) -> intake.State | None:
+        """What the frontend is to hear of this turn; None where it has just been told."""
         is_news = self._drained or self._routed != self._reported_routed
         if now_s < self._reported_s + REPORT_EVERY_S and not is_news:
-            return
+            return None
         self._reported_s, self._reported_routed = now_s, self._routed
         snapshot = self._pipeline.snapshot()
         if now_s >= self._measured_s + METRICS_EVERY_S or self._drained:
@@ -207,16 +208,14 @@ class Loop:
                 | self._more_samples()
             )
         since_s = snapshot.batch_since_s
-        self._back.send(
-            intake.State(
-                turn_s=now_s,
-                routed=self._routed,
-                queue_items=snapshot.queue_items,
-                queue_cost=snapshot.queue_cost,
-                batch_age_s=None if since_s is None else max(0.0, now_s - since_s),
-                batch_expected_s=snapshot.batch_expected_s,
-                tokens_per_s=snapshot.tokens_per_s,
-                predicted_wait_s=snapshot.predicted_wait_s,
-                counters=self._samples,
-            )
+        return intake.State(
+            turn_s=now_s,
+            routed=self._routed,
+            queue_items=snapshot.queue_items,
+            queue_cost=snapshot.queue_cost,
+            batch_age_s=None if since_s is None else max(0.0, now_s - since_s),
+            batch_expected_s=snapshot.batch_expected_s,
+            tokens_per_s=snapshot.tokens_per_s,
+            predicted_wait_s=snapshot.predicted_wait_s,
+            counters=self._samples,
         )

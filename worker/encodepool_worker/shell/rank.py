@@ -84,7 +84,7 @@ class Rank:
             parallel,
         )
         self._mover = Mover(self.memory, answer, crash, max_orders=self.pipeline.limits.max_demotions)
-        self._statuses = StatusSender(self.metrics, crash)
+        self._statuses = StatusSender(self.metrics)
         self._registrars: list[Registrar] = []
         self._n_routed = 0
         self._routing = threading.Lock()

@@ -3,7 +3,9 @@
 One thread owns the socket. Nobody may connect without the token that was made for this start and
 left where the ranks meet: the handshake refuses him before he can send anything. Once a follower
 has said Hello, it must be heard every second; one that is silent for ``SILENCE_S``, or that says
-what it cannot, ends the group. So does an order that cannot be handed over.
+what it cannot, ends the group. So does an order that cannot be handed over, and a follower that
+has not said Hello within ``HELLO_S``. Until the process ends, the answers of the others are taken:
+whoever may be told because of them still is.
 """
 
 import hmac
@@ -12,6 +14,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +24,12 @@ from ..core import events
 from ..core import instructions as do
 from ..errors import GroupLost, WireError, WorkerError
 from ..logs import LimitedLog, get_logger
+from ..towers.parallel import JOIN_TIMEOUT_S
 from ..wire import ranks as wire
 from .control_socket import bracketed
 from .metrics import Metrics
 from .pixels import Pixels
+from .rank_messages import event_of, job_header
 from .threads import MESSAGES_PER_POLL, Crash, start_thread
 
 BEAT_S = 1.0
@@ -34,9 +39,12 @@ SILENCE_S = 5.0
 MAX_ORDERS = 65_536
 """Orders that wait for one follower. It takes them at once, or is silent and the group ends."""
 
-MAX_REGISTRATIONS = 256
-"""Of receivers, that the followers are told in a second. Anyone can send them, so what is beyond is
-left out: a receiver that restarted under its old session then loses a room before it is known again."""
+MAX_KNOWN = 16_384
+"""Receivers of one follower whose registrations it is told, each once a second. Anyone can send
+registrations, and only those of a receiver that it has written to matter."""
+
+HELLO_S = JOIN_TIMEOUT_S
+"""For the other ranks to say Hello, once rank 0 can serve."""
 
 END_LINGER_MS = 2000
 USER = b"rank"
@@ -52,6 +60,12 @@ class _Follower:
 
     joined: bool = False
     heard_s: float = 0.0
+    known: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """Sessions that it was told to write to, the latest last."""
+
+    told: set[str] = field(default_factory=set)
+    """Those of them whose registration it has been told of since the last beat."""
+
     outgoing: wire.Outgoing = field(default_factory=wire.Outgoing)
     incoming: wire.Incoming = field(default_factory=wire.Incoming)
     samples: dict[str, float] = field(default_factory=dict)
@@ -86,8 +100,7 @@ class RankServer:
         self._orders: queue.Queue[tuple[int, wire.FromLeader, Sequence[wire.Payload]]] = queue.Queue(
             MAX_ORDERS
         )
-        self._registered: set[tuple[int, str]] = set()  # since the last beat
-        self._registering = threading.Lock()
+        self._registering = threading.Lock()  # for what is known
         # A context of its own: the door keeper answers for all sockets of a context.
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._zap = self._context.socket(zmq.REP)
@@ -116,7 +129,7 @@ class RankServer:
 
     def run(self, order: do.RunBatch, pixels: Sequence[Pixels]) -> None:
         """``pixels`` are those of the jobs, in their order; read until they are sent."""
-        jobs = tuple(_job(job, one) for job, one in zip(order.jobs, pixels, strict=True))
+        jobs = tuple(job_header(job, one) for job, one in zip(order.jobs, pixels, strict=True))
         self._to_all(wire.Batch(order.batch, jobs), [one.payload for one in pixels])
 
     def demote(self, order: do.Demote) -> None:
@@ -124,18 +137,26 @@ class RankServer:
         self._to_all(wire.Demote(order.entry, source, target))
 
     def write(self, order: do.Write) -> None:
+        rank, session = order.receiver.rank, order.receiver.session
+        known = self._followers[rank].known
+        with self._registering:
+            known[session] = None
+            known.move_to_end(session)
+            if len(known) > MAX_KNOWN:
+                known.popitem(last=False)
         slices = tuple((s.source, s.target, s.nbytes) for s in order.slices)
-        self._put(order.receiver.rank, wire.Write(order.write, order.receiver.session, slices))
+        self._put(rank, wire.Write(order.write, session, slices))
 
     def retire(self, order: do.RetireEngine) -> None:
         self._put(order.rank, wire.Retire(order.write))
 
     def registered(self, rank: int, session: str) -> None:
         """A receiver introduced itself to ``rank``."""
+        follower = self._followers[rank]
         with self._registering:
-            if (rank, session) in self._registered or len(self._registered) >= MAX_REGISTRATIONS:
+            if session not in follower.known or session in follower.told:
                 return
-            self._registered.add((rank, session))
+            follower.told.add(session)
         self._put(rank, wire.Registered(session))
 
     def samples(self) -> dict[str, float]:
@@ -174,6 +195,7 @@ class RankServer:
             self._serve()
         except WorkerError as lost:
             self._crash(str(lost))
+            self._listen_on(str(lost))
         finally:
             self._close()
 
@@ -187,19 +209,21 @@ class RankServer:
         for one in (self._router, self._zap, self._wake_fd):
             poller.register(one, zmq.POLLIN)
         beat_s = time.monotonic()
+        join_by_s = beat_s + HELLO_S
         while True:
             now_s = time.monotonic()
             if now_s >= beat_s:
                 beat_s = now_s + BEAT_S
-                with self._registering:
-                    self._registered.clear()
                 for rank, follower in self._followers.items():
+                    with self._registering:
+                        follower.told.clear()
                     if follower.joined:
                         self._send(rank, wire.Beat())
             wait_s = max(0.0, beat_s - now_s)
             ready = dict(poller.poll(int(wait_s * 1000) + 1))
             late_s = time.monotonic() - (now_s + wait_s)
             if late_s > BEAT_S:  # whoever froze us froze the others as well, or their beats wait for us
+                join_by_s += late_s
                 for follower in self._followers.values():
                     follower.heard_s += late_s
             if self._zap in ready:
@@ -213,15 +237,47 @@ class RankServer:
                 self._say_end()
                 return
             self._check_silence(time.monotonic())
+            if self._missing and time.monotonic() > join_by_s:
+                names = " and ".join(f"rank {rank}" for rank in self._missing)
+                raise GroupLost(f"{names} did not join within {HELLO_S:g} s of rank 0 being ready")
 
     def _hand_out(self) -> None:
         """What waits now; whoever adds more wakes us again."""
         for _ in range(self._orders.qsize()):
             rank, message, payloads = self._orders.get_nowait()
             if self._followers[rank].joined:
-                self._send(rank, message, payloads)
-            elif not isinstance(message, wire.Registered):
+                try:
+                    self._send(rank, message, payloads)
+                except GroupLost as lost:
+                    self._not_begun(rank, message, str(lost))
+                    raise
+            else:
                 raise GroupLost(f"rank {rank} was given an order before it had joined")
+
+    def _listen_on(self, reason: str) -> None:
+        """The group is lost: take answers, give no orders, until the end."""
+        poller = zmq.Poller()
+        for one in (self._router, self._wake_fd):
+            poller.register(one, zmq.POLLIN)
+        while True:
+            while not self._orders.empty():
+                rank, message, _ = self._orders.get_nowait()
+                self._not_begun(rank, message, reason)
+            if self._stopping:
+                return
+            ready = dict(poller.poll())
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
+            if self._router in ready:
+                try:
+                    self._receive()
+                except WorkerError as problem:
+                    self._log.warning("an answer after the end of the group", problem=str(problem))
+
+    def _not_begun(self, rank: int, message: wire.FromLeader, reason: str) -> None:
+        """A write that no rank has heard of may be told at once."""
+        if isinstance(message, wire.Write):
+            self._answer(rank, events.WriteFailed(message.write, reason, False))
 
     def _say_end(self) -> None:
         for rank, follower in self._followers.items():
@@ -232,6 +288,11 @@ class RankServer:
                 self._log.warning("a rank was not told of the end", rank=rank, problem=str(lost))
 
     def _send(self, rank: int, message: wire.FromLeader, payloads: Sequence[wire.Payload] = ()) -> None:
+        self._send_one(rank, message)
+        for piece, pixels in wire.pieces(payloads):
+            self._send_one(rank, piece, pixels)
+
+    def _send_one(self, rank: int, message: wire.FromLeader, *payloads: wire.Payload) -> None:
         frames = self._followers[rank].outgoing.encode(message, *payloads)
         try:
             self._router.send_multipart([b"%d" % rank, *frames], zmq.NOBLOCK, copy=False)
@@ -265,7 +326,7 @@ class RankServer:
         if isinstance(message, wire.Beat):
             follower.samples = message.samples
         else:
-            self._answer(rank, _event(message))
+            self._answer(rank, event_of(message))
 
     def _meet(self, rank: int, follower: _Follower, frames: list[bytes]) -> None:
         """The first message must be a Hello like ours; what else comes is left over from one turned away."""
@@ -312,6 +373,10 @@ class RankServer:
         code, text = (b"200", b"OK") if good else (b"400", b"no rank of this group")
         self._zap.send_multipart([version, request, code, text, secret[0] if good else b"", b""])
 
+    @property
+    def _missing(self) -> list[int]:
+        return [rank for rank, follower in self._followers.items() if not follower.joined]
+
     def _check_silence(self, now_s: float) -> None:
         for rank, follower in self._followers.items():
             if follower.joined and now_s - follower.heard_s > SILENCE_S:
@@ -325,40 +390,3 @@ def _difference(hello: wire.Hello, expected: wire.Hello, rank: int) -> str:
         if said != wanted:
             return f"rank {rank} has {name} {said}, rank 0 {wanted}"
     return ""
-
-
-def _job(job: do.Job, pixels: Pixels) -> wire.JobHeader:
-    item = job.item
-    return wire.JobHeader(
-        entry=job.entry,
-        request_id=item.request_id,
-        index=item.index,
-        room=item.room,
-        key=item.key,
-        modality=item.modality,
-        n_tokens=item.layout.n_tokens,
-        cost=item.cost,
-        extents=tuple((extent.start, extent.stop) for extent in job.extents),
-        grids=tuple((grid.t, grid.h, grid.w) for grid in pixels.grids),
-        dtype=pixels.dtype,
-        shape=pixels.shape,
-    )
-
-
-def _event(message: wire.FromFollower) -> events.Event:
-    match message:
-        case wire.Encoded():
-            return events.BatchEncoded(message.batch, message.failures)
-        case wire.Failed():
-            return events.BatchFailed(message.batch, message.reason)
-        case wire.Demoted():
-            return events.Demoted(message.entry)
-        case wire.DemoteFailed():
-            return events.DemoteFailed(message.entry, message.reason)
-        case wire.Written():
-            return events.Written(message.write)
-        case wire.WriteFailed():
-            return events.WriteFailed(message.write, message.reason, message.may_land_late)
-        case wire.WriteSettled():
-            return events.WriteSettled(message.write, message.by_probe)
-    raise GroupLost(f"{type(message).__name__} is no answer")

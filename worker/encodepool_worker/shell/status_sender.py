@@ -5,7 +5,6 @@ endpoint that is gone it blocks for ever, and with it everything behind.
 """
 
 import ipaddress
-import queue
 import time
 from collections import OrderedDict
 
@@ -16,11 +15,9 @@ from ..types import Status
 from ..wire.control import encode_status
 from .control_socket import bracketed
 from .metrics import Metrics
-from .threads import Crash, start_thread
 
 Endpoint = tuple[str, int]
 
-MAX_WAITING = 65536
 MAX_PER_ENDPOINT = 1000
 """Frames kept for an endpoint that does not take them; the next one is dropped and counted."""
 
@@ -35,12 +32,11 @@ RECONNECT_MAX_MS = 5000
 
 
 class StatusSender:
-    """One thread owns a PUSH socket for each endpoint in use."""
+    """A PUSH socket for each endpoint in use. Belongs to one thread, which it never makes wait."""
 
     def __init__(
         self,
         metrics: Metrics,
-        crash: Crash,
         *,
         max_per_endpoint: int = MAX_PER_ENDPOINT,
         max_endpoints: int = MAX_ENDPOINTS,
@@ -51,45 +47,17 @@ class StatusSender:
         self._max_per_endpoint = max_per_endpoint
         self._max_endpoints = max_endpoints
         self._unused_after_s = unused_after_s
-        self._waiting: queue.Queue[tuple[Endpoint, int, Status, int] | None] = queue.Queue(MAX_WAITING)
         # A context of its own, so that ending it waits for status frames and nothing else.
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._context.set(zmq.MAX_SOCKETS, max_endpoints + 8)
         self._sockets: OrderedDict[Endpoint, tuple[zmq.Socket[bytes], float]] = OrderedDict()
-        self._thread = start_thread("status", self._run, crash)
 
     @property
     def n_endpoints(self) -> int:
         return len(self._sockets)
 
     def send(self, endpoint: Endpoint, room: int, status: Status, rank: int) -> None:
-        """In the name of encode rank ``rank``. Never waits; what cannot be kept is dropped and counted."""
-        try:
-            self._waiting.put_nowait((endpoint, room, status, rank))
-        except queue.Full:
-            self._drop()
-
-    def close(self) -> None:
-        """Send what waits, giving the network a second; the rest is dropped."""
-        self._waiting.put(None)
-        self._thread.join()
-        self._context.term()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                job = self._waiting.get(timeout=self._next_close_in_s())
-            except queue.Empty:
-                self._close_unused()
-                continue
-            if job is None:
-                break
-            self._send(*job)
-            self._close_unused()
-        for socket, _ in self._sockets.values():
-            socket.close(linger=CLOSE_LINGER_MS)
-
-    def _send(self, endpoint: Endpoint, room: int, status: Status, rank: int) -> None:
+        """In the name of encode rank ``rank``. What cannot be kept is dropped and counted."""
         socket = self._socket(endpoint)
         if socket is None:
             return
@@ -97,6 +65,21 @@ class StatusSender:
             socket.send_multipart(encode_status(room, status, rank), zmq.NOBLOCK)
         except zmq.Again:
             self._drop()
+
+    def close_unused(self) -> None:
+        """To be called now and then."""
+        while self._sockets:
+            _, used_s = next(iter(self._sockets.values()))
+            if time.monotonic() < used_s + self._unused_after_s:
+                return
+            _, (socket, _) = self._sockets.popitem(last=False)
+            socket.close()
+
+    def close(self) -> None:
+        """Send what waits, giving the network a second; the rest is dropped."""
+        for socket, _ in self._sockets.values():
+            socket.close(linger=CLOSE_LINGER_MS)
+        self._context.term()
 
     def _socket(self, endpoint: Endpoint) -> "zmq.Socket[bytes] | None":
         known = self._sockets.pop(endpoint, None)
@@ -108,7 +91,7 @@ class StatusSender:
     def _connect(self, endpoint: Endpoint) -> "zmq.Socket[bytes] | None":
         host, port = endpoint
         try:
-            # Names are refused: ZMQ would look them up in the thread that serves everyone else.
+            # Names are refused: ZMQ would look them up in the thread that serves all sockets.
             address = str(ipaddress.ip_address(host.strip("[]")))
         except ValueError:
             self._drop()
@@ -132,18 +115,6 @@ class StatusSender:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.connect(f"tcp://{bracketed(address)}:{port}")
         return socket
-
-    def _next_close_in_s(self) -> float | None:
-        """Until the least used socket is unused for long enough; None while there is none."""
-        if not self._sockets:
-            return None
-        _, used_s = next(iter(self._sockets.values()))
-        return max(0.0, used_s + self._unused_after_s - time.monotonic())
-
-    def _close_unused(self) -> None:
-        while self._sockets and self._next_close_in_s() == 0.0:
-            _, (socket, _) = self._sockets.popitem(last=False)
-            socket.close()
 
     def _drop(self) -> None:
         self._metrics.add("encodepool_status_dropped_total")

@@ -48,13 +48,13 @@ class TowerRunner:
         self._answer = answer
         self._metrics = metrics
         self._crash = crash
-        self._orders: queue.Queue[RunBatch | None] = queue.Queue(2)
+        self._orders: queue.SimpleQueue[RunBatch | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = start_thread("tower", self._run, crash)
 
     def submit(self, order: RunBatch) -> None:
-        """Never waits: there is one batch at a time. Raises queue.Full otherwise, which is a bug."""
-        self._orders.put_nowait(order)
+        """Never waits: there is one batch at a time."""
+        self._orders.put(order)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Wait for the batch under way; False if it is still running (a tower cannot be interrupted)."""

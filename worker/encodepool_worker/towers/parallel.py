@@ -4,7 +4,8 @@ Who does what, in this order, on every rank:
 
 1. ``join`` once per process, from whichever thread; all ranks at the same (host, port): the
    dist-init address. It returns when all ranks are there, GroupLost after ``JOIN_TIMEOUT_S``.
-   ``word`` must be the same on all: whoever has another one is sent away before he is one of them.
+   ``word`` must be the same on all: whoever has another one is sent away before he is one of them,
+   and asks again for ``WORD_PATIENCE_S``, as rank 0 may be of a start that is just ending.
    Rank 0 listens at that address only. gloo (CPU) opens further connections between the ranks, on the
    interface that ``GLOO_SOCKET_IFNAME`` names (``lo`` for a group of one machine), else on the
    one of the host's name: set the variable in the environment that starts the rank.
@@ -25,6 +26,7 @@ process has to end.
 """
 
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +44,9 @@ from ..errors import ConfigError, GroupLost, TowerError
 JOIN_TIMEOUT_S = 600.0
 """How long ranks wait for each other before the first batch: a pod may have to fetch its image, and
 a file system may be slow with the weights."""
+
+WORD_PATIENCE_S = 60.0
+WORD_AGAIN_S = 1.0
 
 COLLECTIVE_TIMEOUT_S = 60.0
 """How long a rank may keep the others waiting inside a batch. Heartbeats end a group whose rank is
@@ -175,25 +180,20 @@ def join(
     *,
     word: str = "",
     join_timeout_s: float = JOIN_TIMEOUT_S,
+    word_patience_s: float = WORD_PATIENCE_S,
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
 ) -> TensorParallel:
     """Meet the other ranks at (host, port). Raises ConfigError for an address or another ``word``
-    than rank 0's, GroupLost for a rank that does not come."""
+    than rank 0's, GroupLost for ranks that do not come, with their numbers."""
     if not 0 <= rank < size:
         raise ConfigError([f"rank must be in [0, {size}), is {rank}"])
-    listener = _listen(host, port, size) if rank == 0 else None
     with _collective():
-        # Without a socket of ours the store would listen on all addresses of this machine.
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            host,
-            port,
-            size,
-            is_master=rank == 0,
-            timeout=timedelta(seconds=join_timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=None if listener is None else listener.detach(),
-        )
-        _introduce(store, rank, size, word, join_timeout_s)
+        if rank == 0:
+            store = _open_store(host, port, size, join_timeout_s, _listen(host, port, size))
+            store.set("word", word)
+        else:
+            store = _find_leader(rank, host, port, size, word, join_timeout_s, word_patience_s)
+        _wait_for_all(store, rank, size, join_timeout_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -205,18 +205,54 @@ def join(
     return TensorParallel(rank, size, store, device)
 
 
-def _introduce(store: Store, rank: int, size: int, word: str, timeout_s: float) -> None:
-    """Wait for all ranks, none of which has another word. The group's own timeout is too short for that:
-    ranks may come minutes apart."""
-    if rank == 0:
-        store.set("word", word)
-    else:
-        store.wait(["word"], timedelta(seconds=timeout_s))
+def _open_store(
+    host: str, port: int, size: int, timeout_s: float, listener: socket.socket | None = None
+) -> Store:
+    """Without a socket of ours rank 0's store would listen on all addresses of this machine."""
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        size,
+        is_master=listener is not None,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    return store
+
+
+def _find_leader(
+    rank: int, host: str, port: int, size: int, word: str, timeout_s: float, patience_s: float
+) -> Store:
+    """Rank 0's store. One of another word is asked again: it may be on its way out."""
+    until_s = time.monotonic() + timeout_s
+    patience_until_s: float | None = None
+    while True:
+        left_s = max(0.1, until_s - time.monotonic())
+        store = _open_store(host, port, size, left_s)
+        store.wait(["word"], timedelta(seconds=left_s))
         leader = bytes(store.get("word")).decode()
-        if leader != word:
+        if leader == word:
+            return store
+        now_s = time.monotonic()
+        patience_until_s = patience_until_s or now_s + patience_s
+        if now_s >= min(patience_until_s, until_s):
             raise ConfigError([f"rank {rank} is of another start of the group: {word}, rank 0 is {leader}"])
+        del store  # its connection ends
+        time.sleep(WORD_AGAIN_S)
+
+
+def _wait_for_all(store: Store, rank: int, size: int, timeout_s: float) -> None:
+    """Until every rank is here. The group's own timeout is too short for that: ranks may come minutes
+    apart."""
     store.set(f"came/{rank}", "")
-    store.wait([f"came/{other}" for other in range(size)], timedelta(seconds=timeout_s))
+    try:
+        store.wait([f"came/{other}" for other in range(size)], timedelta(seconds=timeout_s))
+    except RuntimeError as failed:
+        missing = [f"rank {other}" for other in range(size) if not store.check([f"came/{other}"])]
+        if not missing:
+            raise
+        raise GroupLost(f"{' and '.join(missing)} did not come within {timeout_s:g} s") from failed
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:

@@ -17,7 +17,7 @@ import msgspec
 from ..errors import WireError
 from ..types import DTYPE_BYTES, ROOM_LIMIT, Grid, Item, Modality, RefusalKind, TowerSpec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change of a header: frontend and rank 0 come from one image, or not at all."""
 
 INTAKE_SOCKET = "intake.ipc"
@@ -31,6 +31,9 @@ def back_socket(rank: int) -> str:
 
 
 MAX_HEADER_BYTES = 1 << 20
+MAX_AT_ONCE = 512
+"""Messages to the frontend in one frame."""
+
 MAX_SIDE_TENSORS = 16
 MAX_DIMENSIONS = 8
 
@@ -171,6 +174,7 @@ Message = Submit | Refuse | Abort | Drain | Admitted | Refused | Credit | State 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_back_decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 
 
 def encode(message: Message, *payloads: Payload) -> list[Payload]:
@@ -195,6 +199,26 @@ def decode(frames: Sequence[Any]) -> tuple[Message, list[memoryview]]:
     payloads = [memoryview(frame).cast("B") for frame in frames[1:]]
     _check_payloads(message, payloads)
     return message, payloads
+
+
+def encode_back(messages: Sequence[Message]) -> bytes:
+    """One frame for the frontend with at most ``MAX_AT_ONCE`` messages: a frame each costs far more."""
+    for message in messages:
+        _check_message(message)
+    return _encoder.encode(messages)
+
+
+def decode_back(frames: Sequence[bytes]) -> list[Message]:
+    """The messages of one frame of ``encode_back``. Raises WireError."""
+    if len(frames) != 1:
+        raise WireError("frames", len(frames), "one")
+    try:
+        messages = _back_decoder.decode(frames[0])
+    except msgspec.DecodeError as exc:
+        raise WireError("frame", str(exc), "a list of messages of this schema") from None
+    for message in messages:
+        _check_message(message)
+    return messages
 
 
 def _check_message(message: Message) -> None:

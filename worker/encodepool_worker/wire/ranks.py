@@ -3,7 +3,10 @@
 Rank 0 sends Welcome or TurnedAway once, then orders: Batch, Demote, Write, Retire, Registered, and
 End. A follower sends Hello once, then answers: Encoded, Failed, Demoted, DemoteFailed, Written,
 WriteFailed, WriteSettled. Both send Beat every second. A Batch is followed by the pixels of its
-jobs, one frame each, never copied here; every other message is its header alone.
+jobs, cut into Pieces with one frame each; every other message is its header alone.
+
+Pixels come in pieces because a message that is still arriving is no sign of life: on a slow network
+a whole item takes longer than a rank may be silent.
 
 The first frame counts the messages of its sender from 0. A connection that broke is made again
 behind our backs, and what was under way is gone: the number that is left out says so.
@@ -13,7 +16,7 @@ Decoding raises WireError and nothing else.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +24,7 @@ import msgspec
 from ..errors import WireError
 from ..types import DTYPE_BYTES, Modality, TowerSpec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of a header: all ranks come from one image, or not at all."""
 
 MAX_HEADER_BYTES = 64 << 20
@@ -29,6 +32,9 @@ MAX_HEADER_BYTES = 64 << 20
 
 MAX_ANSWER_BYTES = 1 << 20
 """Longest frame that rank 0 takes from a follower."""
+
+MAX_PIECE_BYTES = 1 << 20
+"""Of pixels in one message: within the 5 s of a rank's patience at 2 Mbit/s."""
 
 Payload = bytes | bytearray | memoryview
 Range = tuple[int, int]
@@ -55,7 +61,7 @@ class TurnedAway(_Message, frozen=True):
 
 
 class JobHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One item of a batch, its place in the store, and how its pixel frame is to be read."""
+    """One item of a batch, its place in the store, and how its pixels are to be read."""
 
     entry: int
     request_id: str
@@ -76,10 +82,17 @@ class JobHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Batch(_Message, frozen=True):
-    """The plan of one batch. Frames: the pixels of each job. Answer: Encoded or Failed."""
+    """The plan of one batch; Pieces with the pixels of its jobs follow. Answer: Encoded or Failed."""
 
     batch: int
     jobs: tuple[JobHeader, ...]
+
+
+class Piece(_Message, frozen=True):
+    """Pixels of the latest Batch: job by job, each from its first byte on. Frame: the bytes."""
+
+    job: int
+    start: int
 
 
 class Demote(_Message, frozen=True):
@@ -185,7 +198,7 @@ class Beat(_Message, frozen=True):
     samples: dict[str, float] = {}
 
 
-FromLeader = Welcome | TurnedAway | Batch | Demote | Write | Retire | Registered | End | Beat
+FromLeader = Welcome | TurnedAway | Batch | Piece | Demote | Write | Retire | Registered | End | Beat
 FromFollower = Hello | Encoded | Failed | Demoted | DemoteFailed | Written | WriteFailed | WriteSettled | Beat
 
 _encoder = msgspec.msgpack.Encoder()
@@ -216,10 +229,8 @@ class Incoming:
 
     def from_leader(self, frames: Sequence[Any]) -> tuple[FromLeader, list[memoryview]]:
         message, payloads = self._decode(_from_leader, frames)
-        if isinstance(message, Batch):
-            _check_batch(message, payloads)
-        elif payloads:
-            raise WireError("frames", len(frames), "a number and a header")
+        if len(payloads) != isinstance(message, Piece):
+            raise WireError("frames", len(frames), "a number and a header, and the bytes of a piece")
         return message, payloads
 
     def from_follower(self, frames: Sequence[Any]) -> FromFollower:
@@ -245,11 +256,43 @@ class Incoming:
             raise WireError("header", str(error), "a message of this schema") from None
 
 
-def _check_batch(batch: Batch, payloads: Sequence[memoryview]) -> None:
-    if len(payloads) != len(batch.jobs):
-        raise WireError("frames", len(payloads), f"the pixels of {len(batch.jobs)} jobs")
-    for job, pixels in zip(batch.jobs, payloads, strict=True):
-        if job.dtype not in DTYPE_BYTES:
-            raise WireError("dtype", job.dtype, f"one of {', '.join(DTYPE_BYTES)}")
-        if pixels.nbytes != job.pixel_bytes:
-            raise WireError("pixels", pixels.nbytes, f"{job.pixel_bytes} bytes, as the header says")
+def pieces(payloads: Sequence[Payload]) -> Iterator[tuple[Piece, memoryview]]:
+    """The pixels of each job of a batch, cut without a copy."""
+    for job, payload in enumerate(payloads):
+        pixels = memoryview(payload)
+        for start in range(0, pixels.nbytes, MAX_PIECE_BYTES):
+            yield Piece(job, start), pixels[start : start + MAX_PIECE_BYTES]
+
+
+class Assembly:
+    """A batch whose pixels are arriving. Raises WireError for what cannot be one, or is not next."""
+
+    def __init__(self, batch: Batch) -> None:
+        for job in batch.jobs:
+            if job.dtype not in DTYPE_BYTES:
+                raise WireError("dtype", job.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        self.batch = batch
+        self.pixels = [memoryview(bytearray(job.pixel_bytes)) for job in batch.jobs]
+        self._next = (0, 0)
+        self._skip_full()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._next[0] == len(self.pixels)
+
+    def add(self, piece: Piece, payload: memoryview) -> None:
+        if self.is_complete or (piece.job, piece.start) != self._next:
+            raise WireError("piece", (piece.job, piece.start), f"next, which is {self._next}")
+        stop = piece.start + payload.nbytes
+        pixels = self.pixels[piece.job]
+        if not 0 < payload.nbytes <= MAX_PIECE_BYTES or stop > pixels.nbytes:
+            raise WireError("piece", payload.nbytes, f"of the {pixels.nbytes} bytes that the header says")
+        pixels[piece.start : stop] = payload
+        self._next = (piece.job, stop)
+        self._skip_full()
+
+    def _skip_full(self) -> None:
+        job, start = self._next
+        while job < len(self.pixels) and start == self.pixels[job].nbytes:
+            job, start = job + 1, 0
+        self._next = (job, start)

@@ -11,7 +11,8 @@ from encodepool_worker.child import Child
 
 parser = argparse.ArgumentParser()
 parser.add_argument(
-    "habit", choices=["good", "dies", "speaks", "ends", "stubborn", "slow", "silent", "orphan", "fails"]
+    "habit",
+    choices=["good", "dies", "speaks", "babbles", "ends", "stubborn", "slow", "silent", "orphan", "fails"],
 )
 parser.add_argument("--notes", type=Path, required=True)
 parser.add_argument("--run-dir", type=Path)
@@ -34,7 +35,15 @@ def on_term(*_: object) -> None:
 
 
 signal.signal(signal.SIGTERM, on_term)
+
+
+def on_farewell(reason: str) -> None:
+    note(f"farewell {reason}")
+    os._exit(1)
+
+
 child = Child(args.lifeline_fd, args.heartbeat_fd)
+child.on_farewell = on_farewell
 if args.habit != "silent":
     child.start()
 (args.run_dir / f"socket.{os.getpid()}").touch()
@@ -42,7 +51,7 @@ note(f"pid {os.getpid()}")
 note(f"run_dir {args.run_dir} {args.run_dir.stat().st_mode & 0o777:o}")
 if args.habit not in ("slow", "silent"):
     child.ready()
-if args.habit in ("dies", "speaks", "ends"):
+if args.habit in ("dies", "speaks", "babbles", "ends"):
     # Not before the other child lives, so that its end can be seen.
     other = args.notes.with_name("notes.0")
     while not (other.exists() and "pid" in other.read_text()):
@@ -51,6 +60,12 @@ if args.habit == "dies":
     sys.exit(7)
 if args.habit == "speaks":
     child.last_words("the device is on fire")
+    os._exit(3)
+if args.habit == "babbles":
+    child.last_words("no end of it")
+    os.set_blocking(args.heartbeat_fd, True)
+    for _ in range(1000):
+        os.write(args.heartbeat_fd, b"!" * 4096)
     os._exit(3)
 if args.habit == "ends":
     sys.exit(0)
