@@ -82,6 +82,8 @@ class ReceiverProcess:
 
     def stop(self):
         self.process.send_signal(signal.SIGSTOP)
+        # Until all of its threads stand still: one that waits for a core may answer a probe meanwhile.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def go_on(self):
         self.process.send_signal(signal.SIGCONT)
@@ -171,6 +173,7 @@ QUICK = {
     "probe_pause_s": 0.05,
     "open_timeout_s": 0.2,
     "lane_patience_s": 0.1,
+    "slow_s": 0.05,
     "breaker_s": 0.2,
     "probe_fresh_s": 0.2,
 }

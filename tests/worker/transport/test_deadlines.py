@@ -6,9 +6,7 @@ from encodepool_worker.transport.deadlines import Deadlines
 from encodepool_worker.transport.sender_types import Peer, Probe, SenderLimits, Unsettled
 
 NOW_S = 1000.0
-LIMITS = SenderLimits(
-    probe_timeout_s=2.0, probe_pause_s=1.0, max_unsettled_s=60.0, max_unsettled_bytes=100, max_probes=2
-)
+LIMITS = SenderLimits(probe_timeout_s=2.0, probe_pause_s=1.0, max_unsettled_s=60.0, max_unsettled_bytes=100)
 
 
 @pytest.fixture
@@ -47,14 +45,14 @@ def test_late_writes_of_too_many_bytes_are_all_given_up(due):
 
 def test_a_troubled_peer_is_probed_again_after_its_pause(due):
     waiting, ready, busy = Peer("p:1", probe_again_s=NOW_S + 0.25), Peer("q:1"), Peer("r:1", busy=True)
-    assert due.to_probe([waiting, ready, busy], n_probes=0) == [ready]
+    assert due.to_probe([waiting, ready, busy], room=2) == [ready]
     assert due.wait_s == 0.25
 
 
 def test_no_more_probes_begin_than_there_may_be(due):
     peers = [Peer(f"p:{number}") for number in range(3)]
-    assert due.to_probe(peers, n_probes=1) == peers[:1]
-    assert due.to_probe(peers, n_probes=2) == []
+    assert due.to_probe(peers, room=1) == peers[:1]
+    assert due.to_probe(peers, room=0) == []
     assert due.wait_s == LIMITS.probe_pause_s
 
 

@@ -1,6 +1,7 @@
 """Engines come and go: one at a time, and another one for a peer that restarted under its old name."""
 
 import ctypes
+import itertools
 import threading
 import time
 
@@ -16,25 +17,17 @@ HELD_S = 0.3
 """How long closing a scripted engine stops every Python thread; Mooncake takes a second."""
 
 
-class Pulse:
-    """Threads that should run every few milliseconds; ``longest_s`` is how long one of them did not."""
+class Others:
+    """Threads that want to run every few milliseconds. ``turns`` counts how often each of them did."""
 
     def __init__(self, n_threads=8):
         self._end = threading.Event()
-        self._longest_s = [0.0] * n_threads
+        self.turns = [0] * n_threads
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(n_threads)]
 
-    @property
-    def longest_s(self):
-        return max(self._longest_s)
-
     def _run(self, number):
-        last_s = time.monotonic()
         while not self._end.wait(0.005):
-            sum(range(20_000))  # some work, as a loop between two waits has
-            now_s = time.monotonic()
-            self._longest_s[number] = max(self._longest_s[number], now_s - last_s)
-            last_s = now_s
+            self.turns[number] += 1
 
     def __enter__(self):
         for thread in self._threads:
@@ -48,18 +41,38 @@ class Pulse:
 
 
 @pytest.fixture
-def stopping_the_world(script):
-    """Engines whose end holds the interpreter, as the destructor of Mooncake's does."""
+def others():
+    with Others() as others:
+        yield others
+
+
+@pytest.fixture
+def stopping_the_world(script, others):
+    """Engines whose end holds the interpreter, as the destructor of Mooncake's does.
+
+    ``turns`` has, for each end of an engine, what everybody else had before it and after.
+    """
     libc = ctypes.PyDLL(None)  # calls through it keep the interpreter lock
-    make = script.make
+    make, script.turns = script.make, []
+
+    def close():
+        before = list(others.turns)
+        libc.usleep(int(HELD_S * 1e6))
+        script.turns.append((before, list(others.turns)))
 
     def make_one():
         engine = make()
-        engine.close = lambda: libc.usleep(int(HELD_S * 1e6))
+        engine.close = close
         return engine
 
     script.make = make_one
     return script
+
+
+def everybody_had_a_turn_between(ends):
+    """``ends``: (turns before, turns after) of each end of an engine."""
+    pauses = [zip(end[1], start[0], strict=True) for end, start in itertools.pairwise(ends)]
+    return all(after < before for pause in pauses for after, before in pause)
 
 
 @pytest.fixture
@@ -83,9 +96,9 @@ def test_engines_closed_at_the_end_leave_a_turn_to_everybody_else(stopping_the_w
     for peer in range(4):
         pool.write(f"p:{peer}", [(1, 2, 3)])
     assert len(stopping_the_world.made) == 4
-    with Pulse() as pulse:
-        pool.close()
-    assert HELD_S * 0.9 < pulse.longest_s < 2 * HELD_S
+    pool.close()
+    assert len(stopping_the_world.turns) == 4
+    assert everybody_had_a_turn_between(stopping_the_world.turns)
 
 
 def test_retired_engines_are_closed_one_at_a_time(stopping_the_world, pool_of):
@@ -96,15 +109,13 @@ def test_retired_engines_are_closed_one_at_a_time(stopping_the_world, pool_of):
     for number in range(3):
         pool.retire(number)
     closed = []
-    with Pulse() as pulse:
-        while (due_s := pool.close_due_s()) is not None:
-            time.sleep(max(0.0, due_s - time.monotonic()))  # what the sender's watcher does
-            number = pool.close_retired()
-            if number is not None:
-                assert pool.close_retired() is None, "not yet: it is the others' turn"
-                closed.append(number)
+    while (due_s := pool.close_due_s()) is not None:
+        time.sleep(max(0.0, due_s - time.monotonic()))  # what the sender's watcher does
+        number = pool.close_retired()
+        if number is not None:
+            closed.append(number)
     assert closed == [0, 1, 2]
-    assert pulse.longest_s < 2 * HELD_S
+    assert everybody_had_a_turn_between(stopping_the_world.turns)
     pool.close()
 
 
@@ -216,3 +227,12 @@ def test_a_write_that_timed_out_makes_no_engines(sender_of, send, inbox, script,
     assert inbox.answer(number).may_land_late
     assert inbox.settled(number).by_probe
     assert len(script.made) == 1
+
+
+def test_of_receivers_that_come_and_go_only_the_latest_are_remembered(script, pool_of, monkeypatch):
+    monkeypatch.setattr(engine_pool, "_MAX_KNOWN", 3)
+    pool = pool_of(script, engines=1, max_engines=1)
+    for peer in (0, 1, 2, 0, 3):
+        pool.write(f"p:{peer}", [(1, 2, 3)])
+    assert [pool.needs_open(f"p:{peer}") for peer in range(4)] == [False, True, False, False]
+    pool.close()

@@ -177,19 +177,6 @@ def test_queues_are_bounded(sender_of, send, inbox, wait_until, script, address)
         assert inbox.answer(number) == Done(number)
 
 
-def test_probes_are_bounded(sender_of, send, inbox, wait_until, script, address):
-    release = threading.Event()
-    script.probe = lambda engine, session: release.wait()
-    sender = sender_of(make_engine=script.make, max_probes=2, probe_timeout_s=5.0)
-    waiting = [send(sender, address(f"p:{peer}")) for peer in (1, 2)]
-    wait_until(lambda: sender.snapshot().probes == 2)
-    assert "being probed" in inbox.answer(send(sender, address("p:3"))).reason
-    release.set()
-    for number in waiting:
-        assert inbox.answer(number) == Done(number)
-    assert isinstance(inbox.answer(send(sender, address("p:3"))), Done)
-
-
 def test_peers_are_forgotten_when_there_are_too_many(sender_of, send, inbox, script, address):
     sender = sender_of(make_engine=script.make, max_peers=3)
     for peer in range(10):

@@ -28,6 +28,10 @@ class Deadlines:
         """Probes whose peers count as silent from now on."""
         return [one for one in probes if self._is_due(one.started_s + self._limits.probe_timeout_s)]
 
+    def kept_waiting(self, waiting: Iterable[tuple[Peer, float]]) -> list[Peer]:
+        """Peers that have waited for a probe as long as they would have had for its answer."""
+        return [peer for peer, since_s in waiting if self._is_due(since_s + self._limits.probe_timeout_s)]
+
     def given_up(self, troubled: Collection[Peer]) -> list[tuple[Peer, Unsettled]]:
         """Late writes for whose peers nobody waits any longer: too long silent, or too many bytes."""
         late = [(peer, one) for peer in troubled for one in peer.unsettled]
@@ -37,12 +41,12 @@ class Deadlines:
             self.look_at(self._now_s + self._limits.probe_pause_s)
         return late
 
-    def to_probe(self, troubled: Iterable[Peer], n_probes: int) -> list[Peer]:
-        """Peers with late writes whose next probe should begin, as many as there may be probes."""
+    def to_probe(self, troubled: Iterable[Peer], room: int) -> list[Peer]:
+        """Peers with late writes whose next probe should begin, at most ``room``."""
         limits = self._limits
         quiet = [peer for peer in troubled if peer.probe is None and not peer.busy]
         due = [peer for peer in quiet if self._is_due(peer.probe_again_s)]
-        begun = due[: max(0, limits.max_probes - n_probes)]
+        begun = due[: max(0, room)]
         if begun:
             self.look_at(self._now_s + limits.probe_timeout_s)
         if len(begun) < len(due):

@@ -35,6 +35,9 @@ _RENEW_PAUSE_S = 60.0
 _MAKE_AGAIN_S = 60.0
 """After an engine that could not be made; those there are do the work meanwhile."""
 
+_MAX_KNOWN = 16_384
+"""Sessions remembered of each engine. One forgotten is taken for a stranger to the engine, which knows it."""
+
 _LOOK_AGAIN_S = 1.0
 """When to see whether a retired engine has become idle."""
 
@@ -43,13 +46,13 @@ _LOOK_AGAIN_S = 1.0
 class _Slot:
     """One engine and what is going on in it.
 
-    ``known`` are the sessions it ever tried to open; ``opened`` those whose last write succeeded.
+    ``known`` are the sessions it has tried to write to, the longest unused first, and whether the
+    last write succeeded.
     """
 
     number: int
     engine: Engine
-    known: set[str] = field(default_factory=set)
-    opened: set[str] = field(default_factory=set)
+    known: dict[str, bool] = field(default_factory=dict)
     calls: dict[int, float] = field(default_factory=dict)  # call -> when it began
     opening: str | None = None
     opening_since_s: float = 0.0
@@ -60,6 +63,11 @@ class _Slot:
     def is_idle(self) -> bool:
         """Retired, and nothing is going on in it."""
         return self.retired and not self.calls and not self.probes
+
+    def remember(self, session: str, opened: bool) -> None:
+        self.known.pop(session, None)
+        self.known[session] = opened
+        _drop_oldest(self.known)
 
 
 class EnginePool:
@@ -131,7 +139,7 @@ class EnginePool:
         """Whether the next write to this peer would be its first on the engine it will use."""
         with self._changed:
             slot = self._usable_pin(session)
-            return slot is None or session not in slot.opened
+            return slot is None or not slot.known.get(session)
 
     def engine_of(self, session: str) -> int | None:
         """Number of the engine that carried the session's last write; it may be pinned elsewhere by now."""
@@ -149,8 +157,8 @@ class EnginePool:
             self._restarted.pop(session, None)
             self._wrote.pop(session, None)
             slot = self._pins.pop(session, None)
-            if slot is not None:
-                slot.opened.discard(session)
+            if slot is not None and session in slot.known:
+                slot.known[session] = False
 
     def retire(self, number: int) -> None:
         """Start nothing on this engine any more, so that ``close_retired`` can close it."""
@@ -287,13 +295,13 @@ class EnginePool:
                         max(0.0, min(slot.opening_since_s + self._open_timeout_s, deadline_s) - now_s)
                     )
                     continue
-                if session not in slot.opened:
+                if not slot.known.get(session):
                     young_s = max(slot.calls.values(), default=0.0) + _PAST_THE_LOCK_S - now_s
                     if young_s > 0:
                         self._changed.wait(young_s)
                         continue
                     slot.opening, slot.opening_since_s = session, now_s
-                    slot.known.add(session)
+                    slot.remember(session, opened=False)
                 call = next(self._calls)
                 slot.calls[call] = now_s
                 self._wrote[session] = slot.number
@@ -335,11 +343,9 @@ class EnginePool:
             if was_opening:
                 slot.opening = None
             # After a failure the engine may have dropped the session: the next write opens it.
+            slot.remember(session, opened)
             if opened:
-                slot.opened.add(session)
                 self._restarted.pop(session, None)
-            else:
-                slot.opened.discard(session)
             # Refused at first contact is refused for good; a peer that took writes before may have
             # restarted since.
             if refused and not was_opening:
@@ -349,6 +355,7 @@ class EnginePool:
     def _suspect(self, session: str, *, refused: bool) -> None:
         if self._max_engines > 1:
             self._restarted[session] = refused or self._restarted.get(session, False)
+            _drop_oldest(self._restarted)
             self._pins.pop(session, None)
 
     # --- no lock held
@@ -365,6 +372,11 @@ class EnginePool:
         if number == 0:
             self._session = engine.session
         return _Slot(number, engine)
+
+
+def _drop_oldest(sessions: dict[str, bool]) -> None:
+    if len(sessions) > _MAX_KNOWN:
+        del sessions[next(iter(sessions))]
 
 
 def _close(engine: Engine) -> float:

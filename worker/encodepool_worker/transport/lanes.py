@@ -1,4 +1,4 @@
-"""The sender's threads, and which of them a peer is holding up."""
+"""The sender's threads: as many as have something to do, and a few that wait."""
 
 import threading
 import time
@@ -8,54 +8,52 @@ from .sender_types import SenderLimits
 
 
 class Lanes:
-    """``run`` is each lane's thread. Not thread-safe: the sender's lock guards it."""
+    """``run`` is each lane's thread. Not thread-safe: ``lock``, the sender's, guards it."""
 
-    def __init__(self, run: Callable[[], None], limits: SenderLimits) -> None:
+    def __init__(self, run: Callable[[], None], limits: SenderLimits, lock: threading.Lock) -> None:
         self._run = run
         self._limits = limits
-        self._busy_since_s: dict[threading.Thread, float | None] = {}
+        self._work = threading.Condition(lock)
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
         self._started = 0
 
     def __len__(self) -> int:
-        return len(self._busy_since_s)
+        return len(self._threads)
 
     @property
     def threads(self) -> list[threading.Thread]:
-        return list(self._busy_since_s)
-
-    @property
-    def busy(self) -> int:
-        return sum(since_s is not None for since_s in self._busy_since_s.values())
-
-    @property
-    def free(self) -> int:
-        """Lanes that no peer has been holding up for ``lane_patience_s``."""
-        late_s = time.monotonic() - self._limits.lane_patience_s
-        return sum(since_s is None or since_s > late_s for since_s in self._busy_since_s.values())
-
-    @property
-    def too_many(self) -> bool:
-        return self.free > self._limits.lanes
+        return list(self._threads)
 
     def start(self) -> None:
         self._started += 1
         name = f"encodepool-lane-{self._started}"
         thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._busy_since_s[thread] = None
+        self._threads.add(thread)
         thread.start()
 
-    def replace_held(self) -> None:
-        """Start a lane if too few are free and there may be another."""
-        if self.free < self._limits.lanes and len(self) < self._limits.max_lanes:
+    def wake(self) -> None:
+        """There is something to do: for a lane that waits, else for a new one if there may be one."""
+        if self._idle:
+            self._work.notify()
+        elif len(self) < self._limits.max_lanes:
             self.start()
 
-    def mark(self, *, busy: bool) -> None:
-        """What the calling lane does from now on."""
-        self._busy_since_s[threading.current_thread()] = time.monotonic() if busy else None
+    def wake_all(self) -> None:
+        self._work.notify_all()
+
+    def wait(self) -> bool:
+        """The calling lane has nothing to do. False when enough others wait: then it should end."""
+        if self._idle >= self._limits.lanes:
+            return False
+        self._idle += 1
+        self._work.wait()
+        self._idle -= 1
+        return True
 
     def leave(self) -> None:
         """The calling lane ends."""
-        del self._busy_since_s[threading.current_thread()]
+        self._threads.discard(threading.current_thread())
 
 
 def join_all(threads: Iterable[threading.Thread], deadline_s: float) -> None:

@@ -1,8 +1,8 @@
 """The sender: writes to many peers over few threads, so that no peer can hold up another.
 
 A *lane* is a thread that carries out one write at a time. Each peer has a queue of its own and
-occupies at most one lane; a lane that a peer holds up for ``lane_patience_s`` is replaced by
-another, up to ``max_lanes`` (Mooncake spins a core while it waits, so lanes are few).
+occupies at most one lane; whose turn it is to have one is decided in ``turns``. There are at most
+``max_lanes`` (Mooncake spins a core while it waits, so lanes are few).
 
 A peer is probed, in a thread of the probe's own, before its first write on an engine, after
 every failure, and after ``idle_s`` without a write. The answer decides:
@@ -17,16 +17,17 @@ probes but fails ``max_failures`` writes in a row is BROKEN for ``breaker_s``.
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import TransportError, WriteRefused
 from ..types import Slice
-from .base import Done, Engine, Failed, SenderEvent, Settled
+from .answers import Answers
+from .base import Done, Engine, Failed, SenderEvent
 from .deadlines import Deadlines
 from .engine_pool import EnginePool
 from .lanes import Lanes, join_all
 from .peer_book import PeerBook
+from .probes import Probes
 from .regions import Region, Regions
 from .sender_types import (
     Peer,
@@ -38,6 +39,7 @@ from .sender_types import (
     Unsettled,
     outcome_of,
 )
+from .turns import Turns
 
 
 class Sender:
@@ -68,19 +70,14 @@ class Sender:
             wait_s=limits.engine_wait_s,
         )
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # lanes wait here
         self._timer = threading.Condition(self._lock)  # the watcher waits here
         self._peers = PeerBook(limits.max_peers, self._pool.forget)
-        self._ready: deque[Peer] = deque()
-        self._troubled: set[Peer] = set()  # peers with unsettled writes
-        self._outbox: deque[SenderEvent] = deque()
+        self._turns = Turns(limits)
+        self._answers = Answers(self._timer.notify_all)
         self._queued = 0
-        self._lanes = Lanes(self._lane, limits)
-        self._watching_lanes = False
-        self._probes: set[Probe] = set()
-        self._written_bytes = 0
-        self._write_seconds = 0.0
-        self._outcomes: Counter[str] = Counter()
+        self._lanes = Lanes(self._lane, limits, self._lock)
+        self._watching_turns = False
+        self._probes = Probes(self._run_probe, limits)
         self._closing = False
         self._mute = False
         with self._lock:
@@ -102,25 +99,23 @@ class Sender:
         now_s = time.monotonic()
         with self._lock:
             if self._closing:
-                self._fail([write], "closed", "the sender is closed")
+                self._answers.fail([write], "closed", "the sender is closed")
                 return
             if not raw:
-                self._outcomes["done"] += 1
-                self._send_out(Done(write_id))
+                self._answers.nothing_to_write(write_id)
                 return
-            peer = self._peers.used(session, now_s)
-            if self._queued >= self._limits.max_queued or (
-                len(peer.queue) >= self._limits.max_queued_per_peer
-            ):
-                self._fail([write], "queue full", f"too many writes wait, {len(peer.queue)} for {session}")
+            peer, limits = self._peers.used(session, now_s), self._limits
+            if self._queued >= limits.max_queued or len(peer.queue) >= limits.max_queued_per_peer:
+                why = f"too many writes wait, {len(peer.queue)} for {session}"
+                self._answers.fail([write], "queue full", why)
             elif peer.state is PeerState.BROKEN and (peer.probe or now_s < peer.blocked_until_s):
-                self._fail([write], "breaker open", peer.why_broken)
+                self._answers.fail([write], "breaker open", peer.why_broken)
             else:
                 peer.queue.append(write)
                 self._queued += 1
                 if peer.state is PeerState.READY:
                     self._line_up(peer)
-                elif peer.probe is None and not peer.busy:
+                elif peer not in self._probes and not peer.busy:
                     self._start_probe(peer)
 
     def retire(self, write_id: int) -> None:
@@ -145,20 +140,20 @@ class Sender:
     def snapshot(self) -> SenderSnapshot:
         engines, stuck = self._pool.counts()
         with self._lock:
-            unsettled = [one for peer in self._troubled for one in peer.unsettled]
+            unsettled = list(self._answers.late())
             return SenderSnapshot(
                 queued=self._queued,
                 lanes=len(self._lanes),
-                lanes_busy=self._lanes.busy,
+                lanes_busy=self._turns.writing,
                 engines=engines,
                 engines_stuck=stuck,
                 peers=self._peers.states(),
                 probes=len(self._probes),
                 unsettled=len(unsettled),
                 unsettled_bytes=sum(one.nbytes for one in unsettled),
-                written_bytes=self._written_bytes,
-                write_seconds=self._write_seconds,
-                outcomes=dict(self._outcomes),
+                written_bytes=self._answers.written_bytes,
+                write_seconds=self._answers.write_seconds,
+                outcomes=dict(self._answers.outcomes),
             )
 
     def close(self, timeout_s: float = 10.0) -> bool:
@@ -172,8 +167,7 @@ class Sender:
             self._closing = True
             for peer in self._peers:
                 self._fail_queue(peer, "closed", "the sender is closed")
-            self._ready.clear()
-            self._work.notify_all()
+            self._lanes.wake_all()
             self._timer.notify_all()
             lanes = self._lanes.threads
         # Half of the time for writes to end by themselves. Closing the engines ends the others, and
@@ -186,8 +180,8 @@ class Sender:
         with self._lock:
             held_up = any(thread.is_alive() for thread in threads)
             if not held_up:
-                for peer in list(self._troubled):
-                    self._settle(peer, peer.unsettled, by_probe=False)
+                for peer in self._answers.troubled:
+                    self._answers.settle(peer, peer.unsettled, by_probe=False)
             self._mute = True
             self._timer.notify_all()
         self._watcher.join()
@@ -198,24 +192,11 @@ class Sender:
     def _lane(self) -> None:
         while True:
             with self._lock:
-                self._lanes.mark(busy=False)
-                while not self._ready and not self._closing and not self._lanes.too_many:
-                    self._work.wait()
-                if not self._ready:
+                turn = self._take_turn()
+                if turn is None:
                     self._lanes.leave()
                     return
-                peer = self._ready.popleft()
-                peer.listed = False
-                if not peer.queue or peer.state is not PeerState.READY:
-                    continue  # its queue failed while it stood in line
-                if self._wants_probe(peer):
-                    self._start_probe(peer)
-                    continue
-                write = peer.queue.popleft()
-                self._queued -= 1
-                peer.busy = True
-                self._lanes.mark(busy=True)
-            self._carry_out(peer, write)
+            self._carry_out(*turn)
 
     def _carry_out(self, peer: Peer, write: QueuedWrite) -> None:
         started_s = time.monotonic()
@@ -231,9 +212,8 @@ class Sender:
             return
         now_s = time.monotonic()
         with self._lock:
-            self._outcomes["done"] += 1
-            self._written_bytes += write.nbytes
-            self._write_seconds += now_s - started_s
+            self._turns.ended(peer, now_s)
+            self._answers.done(write.nbytes, now_s - started_s)
         self._tell(Done(write.write_id))  # before the next write begins, so answers keep the order
         with self._lock:
             peer.failures = 0
@@ -245,20 +225,21 @@ class Sender:
         # An error we do not know says nothing about what is under way: assume the worst.
         may_land_late = error.may_land_late if isinstance(error, TransportError) else True
         with self._lock:
+            self._turns.ended(peer, time.monotonic())
             peer.failing = write.write_id if may_land_late else None
         self._tell(Failed(write.write_id, str(error) or repr(error), may_land_late))
         engine = self._pool.engine_of(peer.session)
         released = getattr(error, "released", False)
         with self._lock:
-            self._outcomes[outcome_of(error)] += 1
+            self._answers.outcomes[outcome_of(error)] += 1
             peer.busy = False
             peer.failures += 1
             if may_land_late:
                 now_s = time.monotonic()
-                peer.unsettled.append(Unsettled(write.write_id, write.nbytes, engine, released, now_s))
-                self._troubled.add(peer)
+                late = Unsettled(write.write_id, write.nbytes, engine, released, now_s)
+                self._answers.is_late(peer, late)
                 if peer.retire_asked:
-                    self._retire(peer, peer.unsettled[-1])
+                    self._retire(peer, late)
             peer.failing, peer.retire_asked = None, False
             # What is queued waits for the answer, at most ``probe_timeout_s``.
             self._start_probe(peer)
@@ -272,15 +253,16 @@ class Sender:
             broken = str(exc) or repr(exc)
         now_s = time.monotonic()
         with self._lock:
-            self._probes.discard(probe)
-            peer.probe = None
+            self._probes.end(probe)
             self._timer.notify_all()
             if self._closing:
                 return
+            if not broken:
+                peer.silent = not answered and now_s - probe.started_s >= self._limits.probe_timeout_s
             if answered:
                 peer.answered_s = now_s
                 settled = [one for one in peer.unsettled if one.since_s <= probe.started_s]
-                self._settle(peer, settled, by_probe=True)
+                self._answers.settle(peer, settled, by_probe=True)
                 if peer.failures >= self._limits.max_failures:
                     peer.failures = self._limits.max_failures - 1  # after the pause one write may try
                     why = f"{peer.session} answers probes, but writes to it fail"
@@ -288,15 +270,13 @@ class Sender:
                 elif peer.state is not PeerState.BROKEN or now_s >= peer.blocked_until_s:
                     peer.state = PeerState.READY
                     self._line_up(peer)
-            elif broken:  # our own trouble: it says nothing of the peer, so nothing is settled
-                self._break(peer, f"{peer.session} cannot be probed: {broken}", 0.0)
-                peer.probe_again_s = now_s + self._limits.probe_pause_s
-            elif now_s - probe.started_s < self._limits.probe_timeout_s:
-                self._settle(peer, peer.unsettled, by_probe=False)
+            elif not broken and not peer.silent:
+                self._answers.settle(peer, peer.unsettled, by_probe=False)
                 why = f"{peer.session} is gone: nothing answers there"
                 self._break(peer, why, now_s + self._limits.breaker_s)
-            else:
-                self._break(peer, f"{peer.session} does not answer", 0.0)
+            else:  # where we are in trouble ourselves, that says nothing of the peer either
+                why = f"cannot be probed: {broken}" if broken else "does not answer"
+                self._break(peer, f"{peer.session} {why}", 0.0)
                 peer.probe_again_s = now_s + self._limits.probe_pause_s
 
     def _watch(self) -> None:
@@ -304,12 +284,11 @@ class Sender:
         while True:
             closed = self._pool.close_retired()
             with self._lock:
-                for peer in list(self._troubled) if closed is not None else ():
+                for peer in self._answers.troubled if closed is not None else ():
                     done = [one for one in peer.unsettled if one.engine == closed]
-                    self._settle(peer, done, by_probe=False)
+                    self._answers.settle(peer, done, by_probe=False)
                 wait_s = self._act_on_deadlines(time.monotonic())
-                events = list(self._outbox)
-                self._outbox.clear()
+                events = self._answers.take()
                 if not events:
                     if self._mute:
                         return
@@ -328,58 +307,81 @@ class Sender:
         if self._closing:
             return None
         due = Deadlines(now_s, self._limits)
+        self._probes.begin_waiting(now_s)
         for probe in due.unanswered(self._probes):
+            probe.peer.silent = True
             if probe.peer.state is PeerState.PROBING:
                 self._break(probe.peer, f"{probe.peer.session} does not answer", 0.0)
-        for peer, one in due.given_up(self._troubled):
+        for peer, one in due.given_up(self._answers.troubled):
             self._retire(peer, one)
-        for peer in due.to_probe(self._troubled, len(self._probes)):
-            self._begin_probe(peer)
+        for peer in due.kept_waiting(self._probes.kept_waiting()):
+            self._break(peer, f"{len(self._probes)} other peers are being probed", 0.0)
+        for peer in due.to_probe(self._answers.troubled, self._probes.room_for_silent):
+            self._probes.begin(peer, now_s)
         due.look_at(self._pool.close_due_s())
-        self._watching_lanes = bool(self._ready) and self._lanes.busy == len(self._lanes)
-        if self._watching_lanes:
-            self._lanes.replace_held()
-            due.look_at(now_s + self._limits.lane_patience_s / 4)
+        self._watching_turns = self._turns.waiting > 0
+        if self._watching_turns:  # as writes grow old, others have their turns
+            self._next_turn(now_s)
+            due.look_at(now_s + self._limits.slow_s / 4)
         return due.wait_s
 
     def _retire(self, peer: Peer, one: Unsettled) -> None:
         if one.released or one.engine is None:
-            self._settle(peer, [one], by_probe=False)
+            self._answers.settle(peer, [one], by_probe=False)
         else:
             self._pool.retire(one.engine)
             self._timer.notify_all()
 
+    def _take_turn(self) -> tuple[Peer, QueuedWrite] | None:
+        """Wait for the next write; None when the lane should end."""
+        while not self._closing:
+            now_s = time.monotonic()
+            peer = self._turns.next(now_s)
+            if peer is None:
+                if not self._lanes.wait():
+                    return None
+            elif self._wants_probe(peer, now_s):
+                self._turns.asked(peer, now_s)
+                self._start_probe(peer)
+            else:
+                write = peer.queue.popleft()
+                self._queued -= 1
+                peer.busy = True
+                self._turns.began(peer, now_s)
+                self._next_turn(now_s)
+                return peer, write
+        return None
+
     def _line_up(self, peer: Peer) -> None:
         """Put a ready peer with something to write in line, once."""
-        if peer.queue and not peer.listed and not peer.busy and peer.state is PeerState.READY:
-            peer.listed = True
-            self._ready.append(peer)
-            self._work.notify()
-            if not self._watching_lanes and self._lanes.busy == len(self._lanes):
-                self._timer.notify_all()
+        if peer.queue and not peer.busy and peer.state is PeerState.READY:
+            self._turns.add(peer)
+            self._next_turn(time.monotonic())
 
-    def _wants_probe(self, peer: Peer) -> bool:
-        silent_s = time.monotonic() - peer.answered_s
-        if silent_s < self._limits.probe_fresh_s:
-            return False
-        return silent_s >= self._limits.idle_s or self._pool.needs_open(peer.session)
+    def _next_turn(self, now_s: float) -> None:
+        """Somebody may have a turn: a lane is to see to it, else the watcher, in a while."""
+        if self._turns.is_anyones(now_s):
+            self._lanes.wake()
+        elif self._turns.waiting and not self._watching_turns:
+            self._timer.notify_all()
+
+    def _wants_probe(self, peer: Peer, now_s: float) -> bool:
+        silent_s = now_s - peer.answered_s
+        if silent_s >= self._limits.idle_s or self._turns.must_ask(peer, now_s):
+            return True
+        return silent_s >= self._limits.probe_fresh_s and self._pool.needs_open(peer.session)
 
     def _start_probe(self, peer: Peer) -> None:
         """Hold the peer's writes until it has answered a probe."""
-        if peer.probe is None and len(self._probes) >= self._limits.max_probes:
-            self._break(peer, f"{len(self._probes)} other peers are being probed", 0.0)
-            return
         peer.state = PeerState.PROBING
-        if peer.probe is None:
-            self._begin_probe(peer)
-
-    def _begin_probe(self, peer: Peer) -> None:
-        probe = peer.probe = Probe(peer, time.monotonic())
-        probe.thread = threading.Thread(
-            target=self._run_probe, args=(probe,), name="encodepool-probe", daemon=True
-        )
-        self._probes.add(probe)
-        probe.thread.start()
+        if peer in self._probes:
+            return
+        if self._probes.room_for(peer) > 0:
+            self._probes.begin(peer, time.monotonic())
+        elif peer.queue and not peer.silent:
+            self._probes.wait(peer, time.monotonic())
+        else:
+            self._break(peer, f"{len(self._probes)} other peers are being probed", 0.0)
         self._timer.notify_all()
 
     def _break(self, peer: Peer, why: str, until_s: float) -> None:
@@ -391,24 +393,7 @@ class Sender:
     def _fail_queue(self, peer: Peer, outcome: str, reason: str) -> None:
         writes = list(peer.queue)
         peer.queue.clear()
+        self._turns.remove(peer)
+        self._probes.give_up(peer)
         self._queued -= len(writes)
-        self._fail(writes, outcome, reason)
-
-    def _fail(self, writes: Iterable[QueuedWrite], outcome: str, reason: str) -> None:
-        """Nothing of these writes was begun."""
-        for write in writes:
-            self._outcomes[outcome] += 1
-            self._send_out(Failed(write.write_id, reason, may_land_late=False))
-
-    def _settle(self, peer: Peer, writes: Iterable[Unsettled], *, by_probe: bool) -> None:
-        gone = list(writes)
-        peer.unsettled = [one for one in peer.unsettled if one not in gone]
-        if not peer.unsettled:
-            self._troubled.discard(peer)
-        for one in gone:
-            self._send_out(Settled(one.write_id, by_probe))
-
-    def _send_out(self, event: SenderEvent) -> None:
-        """Have the watcher post it."""
-        self._outbox.append(event)
-        self._timer.notify_all()
+        self._answers.fail(writes, outcome, reason)

@@ -16,6 +16,8 @@ class SenderLimits:
 
     lanes: int = 2
     max_lanes: int = 8
+    # A write that lasts longer makes its peer a slow one, which no quick one waits for.
+    slow_s: float = 0.1
     lane_patience_s: float = 0.5
     engines: int = 2
     max_engines: int = 4
@@ -27,7 +29,7 @@ class SenderLimits:
     # An answer is good for this long: a peer that moves to another engine is not asked again.
     probe_fresh_s: float = 1.0
     probe_pause_s: float = 1.0
-    max_probes: int = 64
+    max_probes: int = 256
     # A peer without a write for this long is probed before the next one.
     idle_s: float = 30.0
     breaker_s: float = 2.0
@@ -76,6 +78,14 @@ def outcome_of(error: Exception) -> str:
     return "error"
 
 
+class Pace(Enum):
+    """How long a peer's last write took, see ``turns``. In this order they have their turns."""
+
+    QUICK = "quick"
+    NEW = "new"
+    SLOW = "slow"
+
+
 class PeerState(Enum):
     """Also the state of the peer's breaker: closed, half open, open."""
 
@@ -111,6 +121,8 @@ class Peer:
     queue: deque[QueuedWrite] = field(default_factory=deque)
     unsettled: list[Unsettled] = field(default_factory=list)
     probe: "Probe | None" = None
+    silent: bool = False  # has not answered the last probe
+    pace: Pace = Pace.NEW
     # The late write whose failure is being told, and whether its engine is wanted back already.
     failing: int | None = None
     retire_asked: bool = False
