@@ -144,7 +144,9 @@ def test_a_slow_receiver_is_waited_for_and_delays_nobody(open_receiver, encoded,
     assert slow.rows(offer) == (rows.main, rows.deepstack)
 
 
-def test_late_bytes_land_before_the_receiver_is_told_failed(open_receiver, encoded, arrives, worker):
+def test_late_bytes_land_before_the_receiver_is_told_failed(
+    open_receiver, encoded, arrives, worker, wait_for
+):
     """Failed lets it free the memory. Until then the room's own bytes may come, and after it nothing."""
     receiver, healthy = open_receiver(), open_receiver()
     arrives(receiver)
@@ -155,7 +157,7 @@ def test_late_bytes_land_before_the_receiver_is_told_failed(open_receiver, encod
     assert arrives(healthy) < 1, "nobody else waits"
     told_s = failed(receiver, offer)
     assert TIMEOUT_S + QUARANTINE_S - 0.1 < told_s - asked_s < TIMEOUT_S + QUARANTINE_S + TOLD_S
-    assert worker.metrics()["encodepool_store_pinned_bytes"] == 0
+    wait_for(lambda: worker.metrics()["encodepool_store_pinned_bytes"] == 0, what="the memory's release")
     arrives(receiver)
 
 
