@@ -28,6 +28,9 @@ def test_a_frontend_that_was_held_up_waits_for_reports_that_are_on_their_way(tmp
     )
     [own] = frontend._ranks
     try:
+        rank.send_multipart(state(time.monotonic()))
+        assert own._socket.poll(10_000)
+        assert frontend.ready().good
         rank.send_multipart(state(time.monotonic() - 60))
         assert own._socket.poll(10_000)
         later = threading.Timer(0.03, lambda: rank.send_multipart(state(time.monotonic())))

@@ -64,7 +64,8 @@ class Admission:
 
     def predicted_wait_s(self, now_s: float) -> float | None:
         """Until the tower would begin with an item that came now; None while nothing is known."""
-        return self._begins_s(*self._rows.queue.line(claimed=False), now_s)
+        place = self._place(1, claimed=False, now_s=now_s)
+        return place and place[0]
 
     def _too_much(self, item: Item, *, claimed: bool, now_s: float) -> Refusal | None:
         """An idle worker takes anything: it owes nobody, and what it has learnt may be old."""
@@ -73,7 +74,7 @@ class Admission:
             return None
         if rows.store.lookup(item.key) or rows.queue.get(item.key):
             return None  # costs the tower nothing, and may be in time: its own deadline decides
-        queued = rows.queue.cost
+        queued, _ = rows.queue.line(claimed)
         if queued and queued + item.cost > limits.max_queue_cost:
             return Refusal(
                 RefusalKind.FULL,
@@ -81,17 +82,18 @@ class Admission:
                 f"{queued} of {limits.max_queue_cost} tokens are waiting for the tower, no room for "
                 f"{item.cost} more; add replicas or raise max_queue_tokens",
             )
-        tokens, items = rows.queue.line(claimed)
-        begins_s = self._begins_s(tokens, items, now_s)
-        if begins_s is not None and begins_s > limits.max_wait_s:
+        place = self._place(item.cost, claimed=claimed, now_s=now_s)
+        if place is None:
+            return None
+        begins_s, done_s = place
+        if begins_s > limits.max_wait_s:
             return Refusal(
                 RefusalKind.FULL,
                 "worker",
                 f"the predicted wait is {begins_s:.1f} s, above max_queue_seconds {limits.max_wait_s:g}; "
                 "add replicas",
             )
-        done_s = self._begins_s(tokens + item.cost, items + 1, now_s)
-        if item.deadline_s is None or done_s is None or now_s + HEADROOM * done_s <= item.deadline_s:
+        if item.deadline_s is None or now_s + HEADROOM * done_s <= item.deadline_s:
             return None
         return Refusal(
             RefusalKind.FULL,
@@ -100,10 +102,12 @@ class Admission:
             f"{item.deadline_s - now_s:.1f} s; add replicas",
         )
 
-    def _begins_s(self, tokens: int, items: int, now_s: float) -> float | None:
-        """Until the tower is done with what it is at, what it tries again, and this part of the queue."""
+    def _place(self, cost: int, *, claimed: bool, now_s: float) -> tuple[float, float] | None:
+        """Seconds until the tower begins with an item that came now, and until its rows are there."""
         outlook = self._rows.outlook
-        again_tokens, again_items = self._rows.again()
-        rest_s = outlook.rest_s(now_s)
-        line_s = outlook.line_s(tokens + again_tokens, items + again_items)
-        return None if rest_s is None or line_s is None else rest_s + line_s
+        place = outlook.place(*self._rows.queue.line(claimed), cost)
+        before = [outlook.rest_s(now_s), *(outlook.batch_s(tokens) for tokens in self._rows.again())]
+        before_s = sum(seconds for seconds in before if seconds is not None)
+        if place is None or None in before:
+            return None
+        return before_s + place[0], before_s + place[1]

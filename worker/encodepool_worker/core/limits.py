@@ -129,7 +129,7 @@ COUNTERS = {
     "batches": "batches handed to the tower",
     "batches_failed": "batches that failed as a whole",
     "retried_items": "items of failed batches that got a turn of their own",
-    "given_up_items": "items that could not have been in time, and got no turn of the tower",
+    "given_up_items": "items that were denied a turn of the tower, since they would have been late",
     "items_failed": "items for which the tower has no rows",
     "expired": "rooms whose deadline passed",
     "expired_before_encode": "rooms whose deadline passed before they had rows",

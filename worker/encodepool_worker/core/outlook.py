@@ -44,15 +44,29 @@ class Outlook:
         # One that is late by some time is taken to need as much again.
         return abs(self.since_s + self.expected_s - now_s)
 
-    def line_s(self, tokens: int, items: int) -> float | None:
-        """From an idle tower until the last of these items has its rows.
+    def place(self, tokens: int, items: int, cost: int) -> tuple[float, float] | None:
+        """Seconds until an idle tower begins with an item of ``cost`` tokens behind such a line, and until
+        its rows are there.
 
         Rows are ready with their batch, and one that is not the next will be full by then: a line filled
-        up to the last deadline would else be encoded for nothing, each item a batch too late.
+        up to the last deadline would else be encoded for nothing, each item a batch too late. An item
+        larger than a batch runs alone.
         """
+        if cost > self._max_tokens:
+            line_s, own_s = self._line_s(tokens, items), self.batch_s(cost)
+            return None if line_s is None or own_s is None else (line_s, line_s + own_s)
+        full, n_batches = self._batches(tokens + cost, items + 1)
+        batch_s = self.batch_s(full if n_batches > 1 else tokens + cost)
+        return None if batch_s is None else ((n_batches - 1) * batch_s, n_batches * batch_s)
+
+    def _line_s(self, tokens: int, items: int) -> float | None:
         if not items:
             return 0.0
-        full = max(1, min(self._max_tokens, tokens * self._max_items // items))
-        n_batches = math.ceil(tokens / full)
-        batch_s = self.batch_s(tokens if n_batches <= 1 else full)
+        full, n_batches = self._batches(tokens, items)
+        batch_s = self.batch_s(full if n_batches > 1 else tokens)
         return None if batch_s is None else n_batches * batch_s
+
+    def _batches(self, tokens: int, items: int) -> tuple[int, int]:
+        """Tokens of a full batch of such items, and how many batches they make."""
+        full = max(1, min(self._max_tokens, tokens * self._max_items // items))
+        return full, math.ceil(tokens / full)

@@ -8,15 +8,24 @@ TIE = 0.01
 to cost in proportion to their tokens: a larger one is then not thought to be for nothing."""
 
 
+REACH = 2
+"""So many times as large as those seen a batch may be for its time to be told from theirs."""
+
+FADING = 0.98
+"""How the size of the largest batch seen fades with each that is smaller."""
+
+
 class Pace:
     """Seconds of a batch as ``base + slope * tokens``, a weighted least squares fit; neither is negative."""
 
     def __init__(self) -> None:
         self._n = self._t = self._tt = self._s = self._ts = 0.0
         self._fit: tuple[float, float] | None = None
+        self._largest = 0.0
 
     def learn(self, tokens: int, seconds: float) -> None:
         """A batch of so many tokens took so long."""
+        self._largest = max(float(tokens), FADING * self._largest)
         self._n = MEMORY * self._n + 1.0
         self._t = MEMORY * self._t + tokens
         self._tt = MEMORY * self._tt + tokens * tokens
@@ -32,13 +41,14 @@ class Pace:
         self._fit = (base, slope)
 
     def batch_s(self, tokens: int) -> float | None:
-        """Of a batch; None while nothing has been learnt."""
-        if self._fit is None:
+        """Of a batch; None while nothing has been learnt of such large ones."""
+        if self._fit is None or tokens > REACH * self._largest:
             return None
         base, slope = self._fit
         return base + slope * tokens
 
     def tokens_per_s(self, tokens: int) -> float | None:
-        """In batches of so many tokens."""
-        seconds = self.batch_s(tokens)
-        return tokens / seconds if seconds else None
+        """In batches of so many tokens, or of the largest of which anything has been learnt."""
+        known = min(tokens, int(REACH * self._largest))
+        seconds = self.batch_s(known)
+        return known / seconds if seconds else None

@@ -5,6 +5,7 @@ first tier waits outside that order until it is claimed, so that it does not hol
 """
 
 import heapq
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -27,7 +28,9 @@ class QueuedJob:
     """Rows to be made: the item they are made from, and the rooms that wait for them.
 
     ``item`` and ``pixels`` are those of the first room that asked, which may have left since.
-    The entry will take ``nbytes``; ``oversize``: more than half the first tier.
+    The entry will take ``nbytes``; ``oversize``: more than half the first tier. After ``deadline_s``
+    none of its rooms wants it; those that left are not taken out of it. ``aside``: it has no turn, since
+    it would be late for all of them, and they end at their own deadlines.
     """
 
     order: int
@@ -36,6 +39,8 @@ class QueuedJob:
     admitted_s: float
     nbytes: int
     oversize: bool
+    deadline_s: float = -math.inf
+    aside: bool = False
     claimed: dict[int, None] = field(default_factory=dict)
     unclaimed: dict[int, None] = field(default_factory=dict)
 
@@ -88,7 +93,12 @@ class BatchQueue:
         self._file(job)
         return job
 
-    def join(self, job: QueuedJob, room: int, claimed: bool) -> None:
+    def join(self, job: QueuedJob, room: int, claimed: bool, deadline_s: float = math.inf) -> None:
+        if deadline_s > job.deadline_s:
+            job.deadline_s = deadline_s
+            if job.aside:
+                job.aside = False
+                self._file(job)
         if claimed:
             self._claim(job, room)
         else:
@@ -118,10 +128,14 @@ class BatchQueue:
         for heap, claimed in ((self._claimed, True), (self._unclaimed, False)):
             while heap:
                 job = self._jobs.get(heap[0][1])
-                if job and job.order == heap[0][0] and bool(job.claimed) is claimed:
+                if job and job.order == heap[0][0] and bool(job.claimed) is claimed and not job.aside:
                     return job
                 heapq.heappop(heap)
         return None
+
+    def set_aside(self, job: QueuedJob) -> None:
+        """No turn for it, unless a room joins that can wait for longer."""
+        job.aside = True
 
     def remove(self, job: QueuedJob) -> None:
         """The job leaves the queue with all its rooms."""
@@ -151,6 +165,8 @@ class BatchQueue:
 
     def _file(self, job: QueuedJob) -> None:
         """Put the job where ``head`` finds it."""
+        if job.aside:
+            return
         if job.claimed:
             heap = self._claimed
         elif not job.oversize:
@@ -163,6 +179,6 @@ class BatchQueue:
             heap[:] = [
                 (j.order, j.key)
                 for j in self._jobs.values()
-                if bool(j.claimed) is wanted and (wanted or not j.oversize)
+                if bool(j.claimed) is wanted and (wanted or not j.oversize) and not j.aside
             ]
             heapq.heapify(heap)

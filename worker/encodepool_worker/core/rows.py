@@ -16,7 +16,7 @@ somebody else's entry has its rows. None of this holds for rows in the second ti
 rows never wait for space there.
 
 *Deadlines*: a batch does not grow so long that an item in it would be late, and an item that could not
-be in time even by itself gets no turn while others wait.
+be in time even by itself gets no turn while others of its kind wait.
 """
 
 import math
@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 
 from ..errors import WorkerError
 from ..types import Item, RowLayout
-from .events import Aborted
 from .instructions import Demote, DropPixels, Instruction, Job, ReturnCredit, RunBatch
 from .limits import PipelineLimits
 from .outlook import Outlook
@@ -40,7 +39,6 @@ class Reference:
     """What a room has: a place in the queue, or an entry, or (rows failed) neither."""
 
     claimed: bool
-    deadline_s: float = math.inf
     job: QueuedJob | None = None
     entry: Entry | None = None
     hit_tier: int | None = None
@@ -85,6 +83,7 @@ class Rows:
         self._n_batches = 0
         self._batch: tuple[int, list[Running]] | None = None
         self._retry: deque[Running] = deque()
+        self._has_news = False  # something that may be done has come since the tower was last looked at
 
     @property
     def batch_items(self) -> int:
@@ -110,8 +109,7 @@ class Rows:
 
     def acquire(self, room: int, item: Item, pixels: Pixels, claimed: bool, now_s: float) -> None:
         """The room wants the rows of ``item``; answered now or later."""
-        deadline_s = math.inf if item.deadline_s is None else item.deadline_s
-        reference = self._references[room] = Reference(claimed, deadline_s)
+        reference = self._references[room] = Reference(claimed)
         entry = self.store.lookup(item.key)
         if entry and (claimed or self._has_share(entry)):
             self._counters["joined"] += not entry.is_filled
@@ -126,12 +124,13 @@ class Rows:
         else:
             self._counters["joined"] += 1
         reference.job = job
-        self.queue.join(job, room, claimed)
+        self._has_news = True
+        self.queue.join(job, room, claimed, math.inf if item.deadline_s is None else item.deadline_s)
 
     def claim(self, room: int) -> None:
         """The room's receivers have all spoken."""
         reference = self._references[room]
-        reference.claimed = True
+        reference.claimed = self._has_news = True
         if reference.entry:
             self.store.claim(reference.entry)
         elif reference.job:
@@ -171,12 +170,12 @@ class Rows:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits for the tower, and it does nothing."""
-        return not (self._batch or self._retry or len(self.queue))
+        """The tower does nothing, and nothing waits that could be done: some may not be done yet."""
+        return not (self._batch or self._retry or self._has_news)
 
-    def again(self) -> tuple[int, int]:
-        """Tokens and items that get a turn of their own before anything new."""
-        return sum(running.item.cost for running in self._retry), len(self._retry)
+    def again(self) -> list[int]:
+        """Tokens of each item that gets a turn of its own before anything new."""
+        return [running.item.cost for running in self._retry]
 
     # --- what rooms have
 
@@ -225,6 +224,7 @@ class Rows:
         if self._batch:
             return None
         batch = self._next_retry() or self._form(now_s)
+        self._has_news = False
         if not batch:
             return None
         self._n_batches += 1
@@ -300,11 +300,12 @@ class Rows:
             share = self._has_share_for(job.nbytes)
             if not (job.claimed or share):
                 break
-            deadline_s = self._deadline_s(job)
-            if (batch or len(self.queue) > 1) and now_s + self._expected_s(job.item.cost) > deadline_s:
-                self._turn_away(job)
+            others = batch or self.queue.line(bool(job.claimed))[1] > 1
+            if others and now_s + self._expected_s(job.item.cost) > job.deadline_s:
+                self._counters["given_up_items"] += 1
+                self.queue.set_aside(job)
                 continue
-            due_s = min(due_s, deadline_s)
+            due_s = min(due_s, job.deadline_s)
             if batch and now_s + self._expected_s(cost + job.item.cost) > due_s:
                 break
             if not self.store.make_room(job.nbytes):
@@ -316,19 +317,6 @@ class Rows:
     def _expected_s(self, cost: int) -> float:
         """0 while nothing is known."""
         return self.outlook.batch_s(cost) or 0.0
-
-    def _deadline_s(self, job: QueuedJob) -> float:
-        """When nobody wants the job's rows any more."""
-        return max(self._references[room].deadline_s for room in (*job.claimed, *job.unclaimed))
-
-    def _turn_away(self, job: QueuedJob) -> None:
-        """The tower would work for nothing, and make the next late, too."""
-        self._counters["given_up_items"] += 1
-        self.queue.remove(job)
-        for room in (*job.claimed, *job.unclaimed):
-            self._references[room].job = None
-            self._answers.append((room, Aborted(room, "its rows could not be ready by its deadline")))
-        self.let_go(job.pixels)
 
     def _reserve(self, job: QueuedJob, share: bool) -> Running:
         """Give the job an entry; without a share its unclaimed rooms stay in the queue."""

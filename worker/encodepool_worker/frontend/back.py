@@ -83,18 +83,13 @@ class LoopLink:
             return
         while self._unsent and self._send(self._unsent[0]):
             self._unsent.popleft()
-        for _ in range(READ_AT_ONCE):
+        n_read = 0
+        while n_read < READ_AT_ONCE:
             try:
                 frames = self._back.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            try:
-                messages = intake.decode_back(frames)
-            except WireError as error:
-                get_logger().error("a message of the loop cannot be read", problem=str(error))
-                continue
-            for message in messages:
-                self._take(message)
+            n_read += self._take_all(frames)
         # The descriptor signals changes only, so what is left has to be fetched without a signal.
         self._loop.call_soon(self.read)
 
@@ -112,6 +107,17 @@ class LoopLink:
         self._back.close(linger=0)
         self._intake.close(linger=CLOSE_LINGER_MS)
         self._context.term()
+
+    def _take_all(self, frames: list[bytes]) -> int:
+        """How many there were."""
+        try:
+            messages = intake.decode_back(frames)
+        except WireError as error:
+            get_logger().error("a message of the loop cannot be read", problem=str(error))
+            return 1
+        for message in messages:
+            self._take(message)
+        return max(1, len(messages))
 
     def _take(self, message: intake.Message) -> None:
         if isinstance(message, intake.Admitted | intake.Refused):

@@ -47,8 +47,8 @@ class _Rank:
 
     @property
     def _wanted(self) -> bool:
-        """Once withdrawn nothing hangs on it, and every answer would hold up all others."""
-        return self.health.phase is not Phase.WITHDRAWN
+        """Elsewhere nothing hangs on it, and every answer would hold up all others."""
+        return self.health.phase is Phase.READY
 
     def _read(self) -> None:
         while True:
@@ -115,18 +115,24 @@ class FollowerFrontend:
                 continue
         for rank in self._ranks:
             rank.health.drain("the worker is draining")
-        while not all(rank.has_ended(self._now_s()) for rank in self._ranks):
+        while not self._have_ended():
             await asyncio.sleep(TICK_S)
         await self._probes.stop()
         for rank in self._ranks:
             rank.close()
         self._context.term()
 
+    def _have_ended(self) -> bool:
+        now_s = self._now_s()
+        return all(rank.has_ended(now_s) for rank in self._ranks)
+
     def alive(self) -> Report:
-        return self._first_bad([rank.alive(self._now_s()) for rank in self._ranks])
+        now_s = self._now_s()
+        return self._first_bad([rank.alive(now_s) for rank in self._ranks])
 
     def ready(self) -> Report:
-        return self._first_bad([rank.ready(self._now_s()) for rank in self._ranks])
+        now_s = self._now_s()
+        return self._first_bad([rank.ready(now_s) for rank in self._ranks])
 
     def metrics(self) -> bytes:
         """Sums over the pod's ranks."""

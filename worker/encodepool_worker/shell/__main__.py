@@ -115,7 +115,13 @@ def run(settings: Settings, child: Child, crash: "Crasher") -> None:
     signal.signal(signal.SIGTERM, lambda *_: rank.loop.ask_to_end())
     crash.loop = rank.loop
     child.on_farewell = crash
-    lost = rank.loop.run()
+    try:
+        lost = rank.loop.run()
+    except Exception:
+        rank.say_farewell()
+        raise
+    finally:
+        crash.loop = None
     if lost is not None:
         rank.say_farewell()
         raise WorkerError(lost)

@@ -49,6 +49,9 @@ STORY_RECORDS = 12
 FAREWELL_S = 1.0
 """For telling receivers when this process has to end."""
 
+FAREWELL_BEHIND_S = 1.5
+"""The same, where there are so many that a second is not enough."""
+
 DRAIN_UNASKED_S = 5.0
 """After SIGTERM the frontend says when to drain; if it does not, the loop starts by itself."""
 
@@ -111,9 +114,16 @@ class Loop:
         """Until everything accepted has been drained, or until everyone has been told who may be since
         ``lose`` was called: then its reason. Raises WorkerError where the loop cannot go on.
         """
-        while not self._drained and time.monotonic() < self._farewell_until_s:
+        while not self._drained and not self._is_over(time.monotonic()):
             self._turn(self._inbox.take(self._sleep_s()))
         return self._lost
+
+    def _is_over(self, now_s: float) -> bool:
+        if now_s < self._farewell_until_s:
+            return False
+        due_s = self._pipeline.next_deadline_s()
+        is_behind = due_s is not None and due_s <= now_s
+        return not is_behind or now_s >= self._farewell_until_s + FAREWELL_BEHIND_S - FAREWELL_S
 
     def _sleep_s(self) -> float:
         now_s = time.monotonic()
