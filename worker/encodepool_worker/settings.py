@@ -147,7 +147,9 @@ class Settings:
         "tcp", "transfer", "Protocol of the mooncake engine.", choices=("tcp", "rdma")
     )
     ib_devices: str = setting("", "transfer", "RDMA devices, separated by commas. Empty: the engine chooses.")
-    transfer_timeout_seconds: float = _seconds(5.0, "transfer", "Time after which a write has failed.")
+    transfer_timeout_seconds: float = _seconds(
+        5.0, "transfer", "Time without progress after which a write has failed."
+    )
     quarantine_seconds: float = _seconds(
         10.0,
         "transfer",

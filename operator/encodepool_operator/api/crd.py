@@ -16,7 +16,7 @@ PLURAL = "encodepools"
 SINGULAR = "encodepool"
 SHORT_NAME = "epool"
 
-GENERATIONS = ("fb16a4b0e0",)
+GENERATIONS = ("4542bcb178",)
 """Hashes of all schemas that were ever released, the newest last. Their number is the generation that
 an operator compares with the one on the cluster, so a change of the schema adds a hash."""
 

@@ -127,7 +127,7 @@ _RUNNING = (
             "InfiniBand devices; only with protocol rdma. None: the engine chooses.",
             unique=True,
         ),
-        _int("timeoutSeconds", 5, 1, 300, "A write that takes longer has failed."),
+        _int("timeoutSeconds", 5, 1, 300, "A write without progress for so long has failed."),
     ),
     _object(
         "network",

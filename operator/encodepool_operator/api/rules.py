@@ -150,7 +150,7 @@ def _devices_differ(spec: Spec) -> Findings:
 
 @_rule(
     "spec.network.portRange",
-    "must end at 65535",
+    "must end at 65535 or before",
     "self.network.portRange.start + self.network.portRange.size <= 65536",
 )
 def _ports_exist(spec: Spec) -> Findings:

@@ -115,14 +115,17 @@ def follow(
 
     from encodepool_operator.kube.errors import KubeError
     from encodepool_operator.local.logs import setup_logs
+    from encodepool_operator.local.statedir import StateDir
 
     from .follow import Sources
     from .follow import follow as run
 
     if not pools and not state_dirs:
         raise click.UsageError("name at least one --pool or --state-dir")
-    if manifest is not None and manifest.absolute() == out.absolute():
+    if manifest is not None and manifest.resolve() == out.resolve():
         raise click.UsageError("--with and --out name the same file")
+    if any(out.resolve().is_relative_to(StateDir.at(folder).endpoints.resolve()) for folder in state_dirs):
+        raise click.UsageError("--out names a file of the pool's own list: choose another place")
     setup_logs()
     try:
         return asyncio.run(run(Sources(pools, state_dirs, manifest, context), out, health_file))

@@ -101,9 +101,10 @@ class Follower:
                 if not self._written:
                     raise LocalError(f"cannot write {self._out}: {error.strerror}") from error
                 problems = (*problems, f"cannot write {self._out}: {error.strerror}")
-        self._say((*problems, *(joint.merged.notes if joint.merged is not None else ())))
         late = [name for name, at_s in self._heard_s.items() if self._clock() - at_s > STALE_S]
-        self._show_health(self._written and not problems and not late)
+        trouble = self._show_health(self._written and not problems and not late)
+        notes = joint.merged.notes if joint.merged is not None else ()
+        self._say((*problems, *notes, *trouble))
         return joint.wake_at_s
 
     def _write(self, text: str, workers: int) -> None:
@@ -122,16 +123,18 @@ class Follower:
                 log.warning(line)
         self._said = lines
 
-    def _show_health(self, good: bool) -> None:
+    def _show_health(self, good: bool) -> tuple[str, ...]:
+        """What went wrong with it."""
         if self._health is None:
-            return
+            return ()
         try:
             if good:
                 self._health.touch()
             else:
                 self._health.unlink(missing_ok=True)
         except OSError as error:
-            self._say((*self._said, f"cannot write {self._health}: {error.strerror}"))
+            return (f"cannot write {self._health}: {error.strerror}",)
+        return ()
 
 
 async def follow(sources: Sources, out: Path, health: Path | None) -> int:

@@ -48,6 +48,7 @@ def down(
     from .logs import setup_logs
     from .run import run_controller, surroundings
 
+    note(f"no controller runs, ending the pool of {state_dir.root} from here")
     setup_logs(logging.WARNING)
     try:
         run_controller(state_dir, surroundings([], environ), stopping=True, limit_s=limit_s)

@@ -30,7 +30,7 @@ BROKEN: tuple[tuple[Spec, str], ...] = (
     ),
     (
         {"network": {"portRange": {"start": 65000, "size": 1000}}},
-        "spec.network.portRange: must end at 65535, ends at 65999",
+        "spec.network.portRange: must end at 65535 or before, ends at 65999",
     ),
     (
         {"network": {"portRange": {"start": 29999, "size": 4}}},

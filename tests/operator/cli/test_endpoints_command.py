@@ -82,6 +82,7 @@ def test_merge_writes_nothing_where_anything_is_wrong(tmp_path, capsys):
         (["merge"], "LISTS"),
         (["follow", "-o", "x"], "name at least one --pool or --state-dir"),
         (["follow", "--state-dir", "d", "--with", "x", "-o", "./x"], "name the same file"),
+        (["follow", "--state-dir", "d", "-o", "d/endpoints/workers.json"], "choose another place"),
         (["follow", "--state-dir", "d"], "--out"),
     ],
 )
