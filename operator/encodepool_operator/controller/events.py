@@ -17,7 +17,7 @@ from encodepool_operator.api import labels
 from encodepool_operator.core import actions as planned
 from encodepool_operator.core.actions import Action
 from encodepool_operator.kube.client import Client
-from encodepool_operator.kube.errors import KubeError
+from encodepool_operator.kube.errors import KubeError, NotLeading
 from encodepool_operator.kube.kinds import EVENT, POOL
 
 from .metrics import Metrics
@@ -106,8 +106,9 @@ class EventPoster:
             event = await self._queue.get()
             try:
                 await self._client.create(EVENT, event)
-            except KubeError as error:
-                # The pool's namespace may be on its way out, or the server busy: the log has it anyway.
+            except (KubeError, NotLeading) as error:
+                # The pool's namespace may be on its way out, the server busy, or the Lease about to be
+                # lost, which is not for events to find out: the log has it anyway.
                 self._metrics.events_dropped.inc()
                 log.debug("an event was not posted", reason=event["reason"], why=str(error))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from encodepool_operator.api.types import Spec
 from encodepool_operator.core.addresses import port_space
-from encodepool_operator.core.rollout import budget
 
 from .errors import ManifestError
 from .manifest import needed_devices
@@ -21,9 +20,14 @@ FORCE_TCP = "MC_FORCE_TCP"
 
 
 def check_fit(
-    spec: Spec, *, devices: Sequence[str], environ: Mapping[str, str], rdma_devices: Path = RDMA_DEVICES
+    spec: Spec,
+    *,
+    devices: Sequence[str],
+    environ: Mapping[str, str] | None,
+    rdma_devices: Path = RDMA_DEVICES,
 ) -> None:
-    """``devices`` are the accelerators of this machine, ``environ`` is what workers will inherit.
+    """``devices`` are the accelerators of this machine, ``environ`` is what workers will inherit; None
+    where that is not known.
 
     Raises ManifestError with every problem and its field path.
     """
@@ -33,7 +37,7 @@ def check_fit(
 
 
 def _problems(
-    spec: Spec, devices: Sequence[str], environ: Mapping[str, str], rdma_devices: Path
+    spec: Spec, devices: Sequence[str], environ: Mapping[str, str] | None, rdma_devices: Path
 ) -> Iterator[str]:
     needed = needed_devices(spec) * spec.pods_per_group * spec.replicas
     if needed > len(devices):
@@ -49,19 +53,26 @@ def _problems(
             f"the model's vision tower evenly; choose one of {fitting}"
         )
     ports = port_space(spec.network, shared_host=True)
-    more = budget(spec.rollout, spec.replicas).max_surge
-    if ports.slots < spec.replicas + more:
+    if ports.slots < spec.replicas:
         yield (
-            f"spec.network.portRange.size: must be at least {(spec.replicas + more) * ports.stride} on one "
+            f"spec.network.portRange.size: must be at least {spec.replicas * ports.stride} on one "
             f"machine, is {ports.size}: {ports.stride} ports for each of {spec.replicas} groups"
-            + (f" and {more} more during a rollout" if more else "")
         )
-    forced = FORCE_TCP in environ or any(variable["name"] == FORCE_TCP for variable in spec.env)
-    if spec.transfer.protocol == "rdma" and not forced and not rdma_devices.is_dir():
+    if environ is not None and _takes_rdma(spec, environ) and not rdma_devices.is_dir():
         yield (
             f"spec.transfer.protocol: rdma (which mooncake takes if nothing is said), but this machine has "
             f"no RDMA devices ({rdma_devices} is missing); set protocol to tcp"
         )
+
+
+def _takes_rdma(spec: Spec, environ: Mapping[str, str]) -> bool:
+    """Whether workers would; not where that is for the manifest's own flags to say, which come last."""
+    if spec.transfer.protocol != "rdma" or not spec.replicas:
+        return False
+    if any(argument.startswith("--transfer-") for argument in spec.args):
+        return False
+    set_here = {variable["name"] for variable in spec.env if "value" in variable}
+    return FORCE_TCP not in environ and FORCE_TCP not in set_here
 
 
 def _heads(folder: Path) -> int | None:

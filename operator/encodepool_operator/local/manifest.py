@@ -2,6 +2,7 @@
 
 The same file serves a cluster. What only a cluster can do (images, placement, Secrets ...) is
 named in ``Manifest.notes`` and has no effect; what cannot work here is refused with its field path.
+A port range that is too small for rollouts only is named there too.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ import yaml
 
 from encodepool_operator.api.parse import InvalidPool, parse_pool
 from encodepool_operator.api.types import EncodePool, Spec
+from encodepool_operator.core.addresses import port_space
+from encodepool_operator.core.rollout import budget
 
 from .errors import ManifestError
 
@@ -120,4 +123,11 @@ def _notes(given: Mapping[str, Any], spec: Spec) -> list[str]:
         notes.append("variables from Secrets and ConfigMaps are not read: set them before `up`")
     if spec.model.token_secret_ref is not None:
         notes.append("spec.model.tokenSecretRef is not read: set HF_TOKEN before `up`")
+    ports, most = port_space(spec.network, shared_host=True), spec.replicas
+    most += budget(spec.rollout, spec.replicas).max_surge
+    if spec.replicas <= ports.slots < most:
+        notes.append(
+            f"spec.network.portRange.size: a rollout starts more groups and finds no ports below "
+            f"{most * ports.stride}"
+        )
     return notes

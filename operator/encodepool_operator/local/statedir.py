@@ -135,7 +135,7 @@ class StateDir:
         """Pid of the process that holds the directory; 0 if it has not said yet; None if free."""
         try:
             fd = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,7 +37,9 @@ def up(
     """
     manifest = load(file)
     worker_argv(worker)
-    check_fit(manifest.pool.spec, devices=visible_devices(environ), environ=environ)
+    # A running controller's workers have its environment, a worker of the user's own what he gives it.
+    inherited = None if worker or state_dir.holder() is not None else environ
+    check_fit(manifest.pool.spec, devices=visible_devices(environ), environ=inherited)
     state_dir.create()
     _check_change(state_dir, manifest)
     for text in manifest.notes:
@@ -131,8 +133,9 @@ def _check_hope(state_dir: StateDir, report: Report, restarts_before: Mapping[tu
         failed_again = row.phase == "Backoff" and row.restarts > before
         if row.exhausted or (failed_again and row.revision == report.revision):
             raise LocalError(
-                f"group {row.group} does not start: {row.reason}. It is tried again and again; "
-                f"`encodepool local down --state-dir {state_dir.root}` ends that",
+                f"group {row.group} does not start: {row.reason}. It is tried again and again: correct "
+                f"the manifest and run up again, or end the pool with `encodepool local down --state-dir "
+                f"{state_dir.root}`",
                 tuple(failed_log(state_dir, row)),
             )
     progressing = condition(report.status, "Progressing")

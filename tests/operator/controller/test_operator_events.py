@@ -18,7 +18,7 @@ from encodepool_operator.controller.reconcile import Reconciler
 from encodepool_operator.core import actions
 from encodepool_operator.core.record import GroupRecord, LastFailure, PortBlock
 from encodepool_operator.core.snapshot import Publication, RevisionRecord
-from encodepool_operator.kube.errors import Unreachable
+from encodepool_operator.kube.errors import NotLeading, Unreachable
 
 RECORD = GroupRecord(3, "r", PortBlock(1, 2, 3, 4), 0.0)
 REVISION = RevisionRecord("r", 1, "s", "{}")
@@ -92,11 +92,11 @@ def pool(make_pool):
 class Server:
     def __init__(self):
         self.got = []
-        self.down = False
+        self.error = None
 
     async def create(self, kind, obj):
-        if self.down:
-            raise Unreachable("down")
+        if self.error is not None:
+            raise self.error
         self.got.append(obj)
 
 
@@ -108,10 +108,11 @@ def test_an_event_names_the_pool_and_nothing_fails_with_it(pool):
         running = asyncio.create_task(poster.run())
         while not server.got:
             await asyncio.sleep(0)
-        server.down = True
-        poster.post(pool, Notice("Normal", "GroupStarted", "again"))
-        while not metrics.events_dropped._value.get():
-            await asyncio.sleep(0)
+        for count, server.error in enumerate((Unreachable("down"), NotLeading()), 1):
+            poster.post(pool, Notice("Normal", "GroupStarted", "again"))
+            while metrics.events_dropped._value.get() < count:
+                assert not running.done()
+                await asyncio.sleep(0)
         running.cancel()
         return server.got
 

@@ -1,12 +1,14 @@
 """What a manifest becomes on one machine: flags, variables, devices, notes and refusals."""
 
 import os
+from types import MappingProxyType
 
 import pytest
 import yaml
 
 from encodepool_operator.core.endpoints import documents
 from encodepool_operator.core.record import PortBlock
+from encodepool_operator.local import up as up_module
 from encodepool_operator.local.command import visible_devices, worker_environment, worker_flags
 from encodepool_operator.local.errors import LocalError, ManifestError
 from encodepool_operator.local.fit import check_fit
@@ -134,10 +136,10 @@ def test_a_pool_that_needs_more_devices_than_there_are_is_refused(manifest):
 
 
 def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(manifest, tmp_path):
-    def problems(environ=None, rdma_devices=tmp_path / "none", **spec):
+    def problems(*, environ=MappingProxyType({}), rdma_devices=tmp_path / "none", **spec):
         loaded = manifest(accelerator={"perRank": 0}, **spec).pool.spec
         try:
-            check_fit(loaded, devices=(), environ=environ or {}, rdma_devices=rdma_devices)
+            check_fit(loaded, devices=(), environ=environ, rdma_devices=rdma_devices)
         except ManifestError as error:
             return [str(error), *error.details]
         return []
@@ -156,15 +158,45 @@ def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(m
     assert problems(rdma_devices=tmp_path) == []
     assert problems(environ={"MC_FORCE_TCP": "1"}) == []
     assert problems(env=[{"name": "MC_FORCE_TCP", "value": "1"}]) == []
+    source = {"fieldRef": {"fieldPath": "status.hostIP"}}  # of a cluster; here it is not set
+    assert problems(env=[{"name": "MC_FORCE_TCP", "valueFrom": source}]) == [rdma]
+    assert problems(args=["--transfer-protocol=tcp"]) == problems(replicas=0) == []
+    assert problems(environ=None) == []
 
     def ports(size, **spec):
         return problems(transfer=tcp, network={"portRange": {"start": 20000, "size": size}}, **spec)
 
-    assert ports(12, replicas=3) == ports(8, replicas=1) == []
+    assert ports(12, replicas=3) == ports(4, replicas=1) == []
     (few,) = ports(11, replicas=3)
     assert few.startswith("spec.network.portRange.size: must be at least 12 on one machine, is 11: 4 ports")
-    (few,) = ports(7, replicas=1)
-    assert few.endswith("4 ports for each of 1 groups and 1 more during a rollout")
+
+
+def test_a_worker_of_the_users_own_and_a_running_controller_say_for_themselves_whether_they_take_rdma(
+    manifest, tmp_path, monkeypatch
+):
+    asked = []
+
+    def check(spec, *, devices, environ):
+        asked.append(environ)
+        raise ManifestError("no")
+
+    monkeypatch.setattr(up_module, "check_fit", check)
+    manifest()
+    where, mine = StateDir.at(tmp_path / "state"), {"PATH": "/bin"}
+
+    def up(worker):
+        with pytest.raises(ManifestError):
+            up_module.up(
+                tmp_path / "pool.yaml", where, mine, worker=worker, note=asked.append, progress=asked.append
+            )
+        return asked.pop()
+
+    assert up("") == mine
+    assert up("env MC_FORCE_TCP=1 encodepool-worker serve") is None
+    where.create()
+    with where.locked():
+        assert up("") is None
+    assert up("") == mine
 
 
 def test_what_only_a_cluster_can_do_is_named(manifest):
@@ -176,6 +208,9 @@ def test_what_only_a_cluster_can_do_is_named(manifest):
     assert notes[0] == "without effect on one machine: spec.image, spec.resources"
     assert notes[1].startswith("variables from Secrets and ConfigMaps are not read")
     assert manifest().notes == ()
+    small = {"portRange": {"start": 20000, "size": 4}}
+    (note,) = manifest(replicas=1, network=small).notes
+    assert note.endswith("a rollout starts more groups and finds no ports below 8")
 
 
 def test_pods_of_a_group_have_addresses_of_their_own_and_the_same_ports(manifest, tmp_path):

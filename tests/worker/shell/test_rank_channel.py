@@ -1,5 +1,6 @@
 """Rank 0 and its followers in threads of one process, over the real channel: orders, answers, silence."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -333,6 +334,23 @@ def test_a_piece_that_is_not_next_or_too_long_is_an_error_of_the_wire(wrong):
         wire.Assembly(a_batch()).add(wire.Piece(job, start), memoryview(bytes(nbytes)))
 
 
+@pytest.mark.parametrize("shape", [(-1, 4), (-1, -4), (1 << 60,), (1 << 26, 2)])
+def test_pixels_that_no_item_may_have_are_an_error_of_the_wire(shape):
+    [job] = a_batch().jobs
+    with pytest.raises(WireError):
+        wire.Assembly(wire.Batch(1, (msgspec.structs.replace(job, shape=shape),)))
+
+
+def test_a_batch_before_the_last_pixels_of_the_one_before_ends_the_follower(impatient, group):
+    thread = group.followers[0]
+    group.rank.server._to_all(a_batch(), [])
+    group.rank.server._to_all(a_batch(), [])
+    group.wait_until(lambda: thread.lost, 10, "the follower gives up")
+    assert "pixels of the one before are missing" in thread.lost
+    group.wait_until(lambda: group.crashes, 10, "rank 0 gives up")
+    group.crashes.clear()
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -369,8 +387,9 @@ def test_without_the_token_nothing_is_heard(group):
     stranger.setsockopt(zmq.PLAIN_PASSWORD, group.rank.server.token[::-1].encode())
     try:
         stranger.connect(group.rank.server.address)
-        for _ in range(100):
-            stranger.send_multipart([bytes(8), b"\x80"])
+        with contextlib.suppress(zmq.Again):  # once he has been refused nothing takes his messages
+            for _ in range(100):
+                stranger.send_multipart([bytes(8), b"\x80"], zmq.NOBLOCK)
         prefill = group.prefill()
         group.submit(room=1, content=1)
         prefill.announce(1)

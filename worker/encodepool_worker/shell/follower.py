@@ -160,6 +160,8 @@ class Follower:
     def _obey(self, message: wire.FromLeader, payloads: list[memoryview]) -> None:
         match message:
             case wire.Batch():
+                if self._arriving is not None:
+                    raise WireError("batch", message.batch, "due: pixels of the one before are missing")
                 self._arriving = wire.Assembly(message)
                 self._run_if_complete()
             case wire.Piece():

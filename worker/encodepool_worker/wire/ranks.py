@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import WireError
-from ..types import DTYPE_BYTES, Modality, TowerSpec
+from ..types import DTYPE_BYTES, MAX_MESSAGE_BYTES, Modality, TowerSpec
 
 SCHEMA_VERSION = 2
 """Raised with every change of a header: all ranks come from one image, or not at all."""
@@ -34,7 +34,7 @@ MAX_ANSWER_BYTES = 1 << 20
 """Longest frame that rank 0 takes from a follower."""
 
 MAX_PIECE_BYTES = 1 << 20
-"""Of pixels in one message: within the 5 s of a rank's patience at 2 Mbit/s."""
+"""Of pixels in one message: within the 5 s of a rank's patience at 2 Mbit/s for each other rank."""
 
 Payload = bytes | bytearray | memoryview
 Range = tuple[int, int]
@@ -271,6 +271,8 @@ class Assembly:
         for job in batch.jobs:
             if job.dtype not in DTYPE_BYTES:
                 raise WireError("dtype", job.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+            if any(side < 0 for side in job.shape) or job.pixel_bytes > MAX_MESSAGE_BYTES:
+                raise WireError("shape", job.shape, f"of at most {MAX_MESSAGE_BYTES} bytes of {job.dtype}")
         self.batch = batch
         self.pixels = [memoryview(bytearray(job.pixel_bytes)) for job in batch.jobs]
         self._next = (0, 0)
