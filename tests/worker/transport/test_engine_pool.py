@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from encodepool_worker.errors import RegistrationFailed, WriteRefused, WriteTimedOut
+from encodepool_worker.errors import RegistrationFailed, TransportError, WriteRefused, WriteTimedOut
 from encodepool_worker.transport import engine_pool
 from encodepool_worker.transport.base import Done, Failed
 from encodepool_worker.transport.engine_pool import EnginePool
@@ -116,6 +116,68 @@ def test_retired_engines_are_closed_one_at_a_time(stopping_the_world, pool_of):
             closed.append(number)
     assert closed == [0, 1, 2]
     assert everybody_had_a_turn_between(stopping_the_world.turns)
+    pool.close()
+
+
+def test_a_new_receiver_has_its_turn_on_an_engine_that_is_never_at_rest(script, pool_of):
+    """Its first write has to have the engine to itself as it begins, and no pause may ever come."""
+    pool = pool_of(script, engines=1, max_engines=1)
+    met = threading.Event()
+
+    def write_on(session):
+        while not met.is_set():
+            pool.write(session, [(1, 2, 3)])
+
+    for peer in range(4):
+        pool.write(f"p:{peer}", [(1, 2, 3)])
+    script.write = lambda engine, session, slices: time.sleep(0.02)
+    others = [threading.Thread(target=write_on, args=(f"p:{peer}",)) for peer in range(4)]
+    for thread in others:
+        thread.start()
+    try:
+        for peer in range(5):
+            pool.write(f"new:{peer}", [(1, 2, 3)])
+    finally:
+        met.set()
+        for thread in others:
+            thread.join()
+        pool.close()
+
+
+@pytest.mark.parametrize("end", ["retired", "closed"])
+def test_an_engine_that_ends_meanwhile_opens_no_connection_any_more(
+    script, pool_of, monkeypatch, wait_until, end
+):
+    monkeypatch.setattr(engine_pool, "_PAST_THE_LOCK_S", 60.0)
+    pool = pool_of(script, engines=1, max_engines=2)
+    pool.write("p:1", [(1, 2, 3)])
+    write, over = script.write, threading.Event()
+    script.write = lambda engine, *call: over.wait() if call[0] == "p:1" else write(engine, *call)
+    running = threading.Thread(target=pool.write, args=("p:1", [(1, 2, 3)]))
+    running.start()
+    refused = []
+
+    def meet():
+        try:
+            pool.write("new:1", [(1, 2, 3)])
+        except TransportError as exc:
+            refused.append(str(exc))
+
+    newcomer = threading.Thread(target=meet)
+    newcomer.start()
+    wait_until(lambda: pool._slots[0].opening == "new:1")
+    if end == "retired":
+        pool.retire(0)
+    else:
+        pool.close()
+    over.set()
+    for thread in (running, newcomer):
+        thread.join()
+    if end == "retired":
+        assert script.writes[-1] == (1, "new:1")
+        assert pool.close_retired() == 0
+    else:
+        assert refused == ["the engines are closed"]
     pool.close()
 
 

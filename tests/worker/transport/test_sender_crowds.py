@@ -181,6 +181,37 @@ def test_a_first_contact_waits_for_a_probe_as_long_as_for_its_answer(
         assert inbox.answer(number) == Done(number)
 
 
+def test_with_all_probes_taken_known_receivers_do_not_fail_for_want_of_one(
+    sender_of, send, inbox, script, address, gate, wait_until
+):
+    """Two writes that drag on have everybody else asked, who then failed after two seconds."""
+    slow, silent, healthy = crowd_of(address, "slow", 2), crowd_of(address, "silent", 2), address("healthy:1")
+    shut = threading.Event()
+    script.write = lambda engine, session, slices: (
+        gate(session) if shut.is_set() and session.startswith("slow") else None
+    )
+    script.probe = lambda engine, session: gate("a probe") if session.startswith("silent") else True
+    sender = sender_of(make_engine=script.make, max_probes=2, probe_fresh_s=0.3)
+    for number in [send(sender, peer) for peer in (*slow, healthy)]:
+        assert inbox.answer(number) == Done(number)
+    for number in [send(sender, peer) for peer in silent]:
+        assert "does not answer" in inbox.answer(number).reason
+    shut.set()
+    stuck = [send(sender, peer) for peer in slow]
+    wait_until(lambda: len(gate.held) == 3)
+    dragging_s = (
+        time.monotonic() + 0.4
+    )  # longer than a probe's answer is good for, and than one is waited for
+    wait_until(lambda: time.monotonic() > dragging_s)
+    in_line = send(sender, healthy)
+    kept_s = time.monotonic() + 0.4
+    wait_until(lambda: time.monotonic() > kept_s)
+    assert inbox.of(in_line) == []
+    gate.open()
+    for number in (in_line, *stuck):
+        assert inbox.answer(number) == Done(number)
+
+
 def test_it_does_not_wait_any_longer_than_that(sender_of, send, inbox, script, address, gate, wait_until):
     script.probe = lambda engine, session: gate(session) or True
     sender = sender_of(make_engine=script.make, max_probes=1)

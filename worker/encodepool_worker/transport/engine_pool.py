@@ -25,8 +25,8 @@ from ..errors import TransportError, WriteRefused, WriteTorn
 from .base import MAX_SLICES_PER_BATCH, Engine, RawSlice
 from .regions import Region
 
-# A call takes Mooncake's lock as it begins and holds it for microseconds. An opening call waits
-# until every other call is this old, so none can still be in front of the lock.
+# A call takes Mooncake's lock as it begins and holds it for microseconds. An opening call lets none
+# begin and waits until every other one is this old, so none can still be in front of the lock.
 _PAST_THE_LOCK_S = 0.05
 
 _RENEW_PAUSE_S = 60.0
@@ -296,16 +296,23 @@ class EnginePool:
                     )
                     continue
                 if not slot.known.get(session):
-                    young_s = max(slot.calls.values(), default=0.0) + _PAST_THE_LOCK_S - now_s
-                    if young_s > 0:
-                        self._changed.wait(young_s)
-                        continue
                     slot.opening, slot.opening_since_s = session, now_s
+                    self._wait_for_running_calls(slot)
+                    if self._closed or slot.retired:
+                        slot.opening = None
+                        self._changed.notify_all()
+                        continue
+                    slot.opening_since_s = time.monotonic()
                     slot.remember(session, opened=False)
                 call = next(self._calls)
-                slot.calls[call] = now_s
+                slot.calls[call] = time.monotonic()
                 self._wrote[session] = slot.number
                 return slot, call
+
+    def _wait_for_running_calls(self, slot: _Slot) -> None:
+        """Until none can be in front of the engine's lock; none begins meanwhile, as ``opening`` is set."""
+        while slot.calls and (left_s := max(slot.calls.values()) + _PAST_THE_LOCK_S - time.monotonic()) > 0:
+            self._changed.wait(left_s)
 
     def _make_room_for_one(self) -> bool:
         """Make another engine if there may be one. Leaves the lock while it works.

@@ -336,7 +336,7 @@ class Sender:
         """Wait for the next write; None when the lane should end."""
         while not self._closing:
             now_s = time.monotonic()
-            peer = self._turns.next(now_s)
+            peer = self._turns.next(now_s, self._probes.room)
             if peer is None:
                 if not self._lanes.wait():
                     return None
@@ -360,16 +360,16 @@ class Sender:
 
     def _next_turn(self, now_s: float) -> None:
         """Somebody may have a turn: a lane is to see to it, else the watcher, in a while."""
-        if self._turns.is_anyones(now_s):
+        if self._turns.is_anyones(now_s, self._probes.room):
             self._lanes.wake()
         elif self._turns.waiting and not self._watching_turns:
             self._timer.notify_all()
 
     def _wants_probe(self, peer: Peer, now_s: float) -> bool:
-        silent_s = now_s - peer.answered_s
-        if silent_s >= self._limits.idle_s or self._turns.must_ask(peer, now_s):
+        if self._turns.must_ask(peer, now_s, self._probes.room):
             return True
-        return silent_s >= self._limits.probe_fresh_s and self._pool.needs_open(peer.session)
+        is_fresh = now_s - peer.answered_s < self._limits.probe_fresh_s
+        return not is_fresh and self._pool.needs_open(peer.session)
 
     def _start_probe(self, peer: Peer) -> None:
         """Hold the peer's writes until it has answered a probe."""

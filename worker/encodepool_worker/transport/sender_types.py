@@ -79,7 +79,7 @@ def outcome_of(error: Exception) -> str:
 
 
 class Pace(Enum):
-    """How long a peer's last write took, see ``turns``. In this order they have their turns."""
+    """How long a peer's last write took, see ``turns``."""
 
     QUICK = "quick"
     NEW = "new"
