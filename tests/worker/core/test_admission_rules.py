@@ -136,6 +136,21 @@ def test_work_that_cannot_be_done_yet_keeps_nobody_out():
     driver.finish()
 
 
+def test_a_line_that_waits_for_space_is_bounded_too():
+    """The tower is idle then, since a write that drags on has all of the store."""
+    driver = Driver(make_limits(160, max_queue_cost=16))
+    driver.request(1, 10, claimed=True)
+    driver.wait(1.0)
+    driver.encoded()
+    for room in (2, 3):
+        assert not refusals(driver.request(room, 8, claimed=True))
+    assert driver.batch_rooms == []
+    [(kind, _, reason)] = refusals(driver.request(4, 8, claimed=True))
+    assert (kind, "16 of 16 tokens" in reason) == (RefusalKind.FULL, True)
+    driver.land(1)
+    driver.finish()
+
+
 def test_items_that_are_tried_again_are_waited_for_one_by_one(driver):
     driver.request(3, 5, claimed=True)
     driver.request(4, 5, claimed=True)

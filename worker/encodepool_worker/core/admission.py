@@ -68,10 +68,7 @@ class Admission:
         return place and place[0]
 
     def _too_much(self, item: Item, *, claimed: bool, now_s: float) -> Refusal | None:
-        """An idle worker takes anything: it owes nobody, and what it has learnt may be old."""
         rows, limits = self._rows, self._limits
-        if rows.is_idle:
-            return None
         if rows.store.lookup(item.key) or rows.queue.get(item.key):
             return None  # costs the tower nothing, and may be in time: its own deadline decides
         queued, _ = rows.queue.line(claimed)
@@ -82,6 +79,8 @@ class Admission:
                 f"{queued} of {limits.max_queue_cost} tokens are waiting for the tower, no room for "
                 f"{item.cost} more; add replicas or raise max_queue_tokens",
             )
+        if rows.is_idle:
+            return None  # it owes nobody anything, and what it has learnt may be old
         place = self._place(item.cost, claimed=claimed, now_s=now_s)
         if place is None:
             return None
