@@ -7,7 +7,6 @@ TIE = 0.01
 """Share of the weight that draws the time of an empty batch to 0, so that batches of one size are taken
 to cost in proportion to their tokens: a larger one is then not thought to be for nothing."""
 
-
 REACH = 2
 """So many times as large as those seen a batch may be for its time to be told from theirs."""
 

@@ -145,13 +145,14 @@ class Crasher:
         get_logger().error("the rank cannot go on", problem=reason)
         with self._lock:
             first, self._called = not self._called, True
-        if self.loop is None:
+        loop = self.loop  # the main thread takes it away when the loop has ended
+        if loop is None:
             self._leave(reason)
         elif first:
             late = threading.Timer(FAREWELL_S - FAREWELL_MARGIN_S, self._leave, [reason])
             late.daemon = True
             late.start()
-            self.loop.lose(reason)
+            loop.lose(reason)
 
     def _leave(self, reason: str) -> None:
         self._child.last_words(reason)
