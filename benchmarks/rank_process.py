@@ -8,6 +8,7 @@ once and moves nothing); ``tiers`` bytes of each tier of the store; ``hidden`` a
 tower that computes nothing; ``settings``. It registers as ever, and ends when standard input does.
 """
 
+import gc
 import json
 import os
 import sys
@@ -83,6 +84,8 @@ def main(argument: str) -> None:
     else:
         tower = load_tower(given["tower"], load_format="dummy", device="cpu")
     tower.warm_up()
+    gc.collect()
+    gc.freeze()
     names = ("device", "host")
     tiers = [
         TierPlan(name, nbytes, torch.device("cpu"))

@@ -95,6 +95,33 @@ def test_wrong_usage_ends_with_2(run, pictures, side, tmp_path):
         assert run(*arguments).exit_code == 2, arguments
 
 
+def test_what_would_be_written_or_asked_wrongly_is_refused_before_anything_is_sent(
+    run, side, endpoints_file, pictures, tmp_path
+):
+    [path] = pictures((64, 64))
+    listed = ["--endpoints", endpoints_file(side.entry())]
+    for arguments, says in [
+        ([*listed, "--heatmap", tmp_path / "x.txt"], "--heatmap writes a .png file: call it x.png"),
+        ([*listed, "--heatmap", tmp_path / "x.jpg"], "--heatmap writes a .png file: call it x.png"),
+        ([*listed, "--out", tmp_path / "rows.txt"], "--out writes a .npz file: call it rows.npz"),
+        (["--endpoint", side.url, "--bootstrap", "bar"], "--bootstrap must be HOST:PORT, is 'bar'"),
+        (["--endpoint", "bar", "--bootstrap", "c:1"], "--endpoint must be grpc://HOST:PORT, is 'bar'"),
+        (
+            [*listed, "--endpoint", side.url, "--bootstrap", "c:1"],
+            "--endpoints and --endpoint both say where to send: leave one out",
+        ),
+    ]:
+        done = run(path, *arguments)
+        assert done.exit_code == 2, arguments
+        assert says in done.stderr
+    assert side.requests == []
+    # As one name or another for what is written.
+    for name in ("ROWS.NPZ", "rows"):
+        assert run(path, *listed, "--out", tmp_path / name).exit_code == 0
+        with np.load(tmp_path / name) as arrays:
+            assert sorted(arrays) == ["image0.deepstack", "image0.main"]
+
+
 def test_two_images_of_one_name_are_refused_before_anything_is_sent(run, side, pictures, tmp_path):
     [path] = pictures((64, 64))
     (tmp_path / "other").mkdir()

@@ -4,8 +4,10 @@ import errno
 import itertools
 import os
 import re
+import select
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,17 +23,27 @@ OPENING = zmtp.GREETING + bytes((4, len(PUSH_READY))) + PUSH_READY
 
 
 class Ears:
-    """A server in its thread, and what it heard."""
+    """A server in a thread, and what it heard."""
 
     def __init__(self, host="127.0.0.1", **bounds):
         known = {"max_parts": 16, "max_part_bytes": 4096, "max_peers": 4}
         self.messages, self.problems, self._peers = [], [], []
-        self.server = ZmtpServer(host, **(known | bounds))
+        self.most_at_once = 0
+        self.server = ZmtpServer(host, **(known | bounds), on_problem=self.problems.append)
         self.port = self.server.port
         self._stop_fd = os.eventfd(0)
-        serve = (self.messages.append, self.problems.append, self._stop_fd)
-        self._thread = threading.Thread(target=self.server.serve, args=serve)
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _run(self):
+        while True:
+            wait_s = min(60.0, max(0.0, self.server.due_s() - time.monotonic()))
+            if self._stop_fd in select.select([self.server, self._stop_fd], [], [], wait_s)[0]:
+                self.server.close()
+                return
+            messages = self.server.receive()
+            self.most_at_once = max(self.most_at_once, len(messages))
+            self.messages += messages
 
     def connect(self, data=b""):
         peer = socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -100,6 +112,23 @@ def test_many_push_sockets_are_heard_side_by_side(ears, wait_for):
             link.send_multipart([b"%d" % n, b"more"])
     wait_for(lambda: len(ears.messages) == 200)
     context.destroy(linger=0)
+
+
+def test_a_flood_of_tiny_messages_is_given_out_in_portions_and_others_are_heard_between(ears, wait_for):
+    flood = ears.connect(OPENING)
+    other = ears.connect(OPENING)
+    wait_for(lambda: sum(peer.decoder.ready for peer in ears.server._peers.values()) == 2)
+    n_tiny = 100_000
+    sender = threading.Thread(target=flood.sendall, args=(frame(b"") * n_tiny,))
+    sender.start()
+    wait_for(lambda: len(ears.messages) > 1000)
+    other.sendall(frame(b"and I"))
+    wait_for(lambda: [b"and I"] in ears.messages)
+    heard_after = ears.messages.index([b"and I"])
+    sender.join()
+    wait_for(lambda: len(ears.messages) == n_tiny + 1)
+    assert heard_after < n_tiny, "before the flood had ended"
+    assert ears.most_at_once == zmtp.MESSAGES_AT_ONCE
 
 
 def test_an_address_of_version_6_is_served(wait_for):

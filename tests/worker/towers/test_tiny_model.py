@@ -166,6 +166,7 @@ def test_rows_says_what_is_wrong_in_one_line(run, tmp_path, picture, qwen3_dir):
     out = tmp_path / "rows.npz"
 
     missing = run("rows", tmp_path / "absent.png", "--model", qwen3_dir, "--out", out)
+    text = run("rows", picture, "--model", qwen3_dir, "--out", tmp_path / "rows.txt")
     debug = run("rows", picture, "--model", tmp_path, "--out", out, "--debug")
     usage = run("rows", picture, "--model", qwen3_dir)
 
@@ -173,5 +174,6 @@ def test_rows_says_what_is_wrong_in_one_line(run, tmp_path, picture, qwen3_dir):
     assert debug.exit_code == 1
     assert "Traceback" in debug.stderr
     assert debug.stderr.splitlines()[-1].startswith(f"error: {tmp_path}/config.json does not exist")
-    assert usage.exit_code == 2
+    assert (usage.exit_code, text.exit_code) == (2, 2)
+    assert "--out writes a .npz file: call it rows.npz" in text.stderr
     assert not out.exists()

@@ -1,17 +1,13 @@
 """Frames of the receivers: bound on an address of this machine, any free port."""
 
 import ipaddress
-import os
 from collections.abc import Callable
-from typing import Any
 
 from ..core.events import Announced
 from ..errors import WireError
 from ..logs import LimitedLog
 from ..wire.control import Registration, decode_control
-from .inbox import Inbox
 from .metrics import Metrics
-from .threads import Crash, start_thread
 from .zmtp import ZmtpServer
 
 MAX_PART_BYTES = 4096
@@ -27,9 +23,9 @@ MAX_CONNECTIONS = 2048
 class ControlSocket:
     """Turns frames of receivers of one rank into Announced. One that cannot be read is counted and dropped.
 
-    ``on_registration`` is called with the session of each receiver that introduces itself, from the
-    socket's thread, before the frames behind it.
-    Raises OSError where the address cannot be bound.
+    A source of the inbox. ``on_registration`` is called with the session of each receiver that
+    introduces itself, before the frames behind it are read. Raises OSError where the address cannot
+    be bound.
     """
 
     def __init__(
@@ -37,48 +33,44 @@ class ControlSocket:
         host: str,
         *,
         rank: int,
-        inbox: Inbox,
         metrics: Metrics,
-        crash: Crash,
         on_registration: Callable[[str], None] = lambda session: None,
     ) -> None:
         self._rank = rank
-        self._inbox = inbox
         self._on_registration = on_registration
         self._metrics = metrics
         self._log = LimitedLog(per_s=1, burst=10)
         self._server = ZmtpServer(
-            host, max_parts=MAX_PARTS, max_part_bytes=MAX_PART_BYTES, max_peers=MAX_CONNECTIONS
+            host,
+            max_parts=MAX_PARTS,
+            max_part_bytes=MAX_PART_BYTES,
+            max_peers=MAX_CONNECTIONS,
+            on_problem=self._problem,
         )
         self.port = self._server.port
-        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = start_thread("control", self._run, crash)
+        self.fileno = self._server.fileno
+        self.due_s = self._server.due_s
+        self.close = self._server.close
 
-    def close(self) -> None:
-        """What waits in the connections is given up. Returns when the thread has ended."""
-        os.eventfd_write(self._stop_fd, 1)
-        self._thread.join()
-        os.close(self._stop_fd)
+    def read(self) -> list[Announced]:
+        return [event for frames in self._server.receive() if (event := self._event(frames)) is not None]
 
-    def _run(self) -> None:
-        self._server.serve(self._take, self._closed, self._stop_fd)
-
-    def _closed(self, problem: str) -> None:
-        self._metrics.add("encodepool_frames_malformed_total")
-        self._log.warning("control connection closed", problem=problem[:200])
-
-    def _take(self, frames: list[Any]) -> None:
+    def _event(self, frames: list[bytes]) -> Announced | None:
         try:
             frame = decode_control(frames, self._rank)
         except WireError as error:
             self._metrics.add("encodepool_frames_malformed_total")
             # Anyone can send these; they must not fill the log.
             self._log.warning("malformed control frame dropped", problem=str(error)[:200])
-            return
+            return None
         if isinstance(frame, Registration):
             self._on_registration(frame.session)
-        else:
-            self._inbox.put(Announced(*frame))
+            return None
+        return Announced(*frame)
+
+    def _problem(self, problem: str) -> None:
+        self._metrics.add("encodepool_frames_malformed_total")
+        self._log.warning("control connection closed", problem=problem[:200])
 
 
 def bracketed(host: str) -> str:

@@ -1,9 +1,9 @@
 """The two sockets to the frontend: submissions in, answers and the loop's state back."""
 
+import math
 from collections import deque
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import zmq
 
@@ -12,10 +12,9 @@ from ..errors import WireError, WorkerError
 from ..logs import LimitedLog
 from ..types import TowerSpec
 from ..wire import intake
-from .inbox import Inbox
 from .metrics import Metrics
 from .pixels import Pixels, PixelTable
-from .threads import Crash, Listener
+from .threads import MESSAGES_PER_POLL
 
 RECEIVE_BACKLOG = 64
 """Messages that wait in the socket; the bytes behind them are bounded by the frontend's budget."""
@@ -28,7 +27,10 @@ CLOSE_LINGER_MS = 1000
 
 
 class IntakeSocket:
-    """Turns the frontend's messages into events. One that cannot be read is counted and dropped."""
+    """Turns the frontend's messages into events. One that cannot be read is counted and dropped.
+
+    A source of the inbox; while it is not read, messages wait in the socket and then at the frontend.
+    """
 
     def __init__(
         self,
@@ -36,35 +38,44 @@ class IntakeSocket:
         run_dir: Path,
         *,
         spec: TowerSpec,
-        inbox: Inbox,
         pixels: PixelTable,
         metrics: Metrics,
-        crash: Crash,
     ) -> None:
         self._spec = spec
-        self._inbox = inbox
         self._pixels = pixels
         self._metrics = metrics
         self._log = LimitedLog(per_s=1, burst=10)
-        socket = context.socket(zmq.PULL)
-        socket.setsockopt(zmq.RCVHWM, RECEIVE_BACKLOG)
-        socket.bind(f"ipc://{run_dir / intake.INTAKE_SOCKET}")
-        # Not copied: pixels stay where ZMQ put them until the tower reads them.
-        self._listener = Listener("intake", socket, self._take, crash, copy=False)
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_BACKLOG)
+        self._socket.bind(f"ipc://{run_dir / intake.INTAKE_SOCKET}")
+        self._has_more = True  # its descriptor says only that something has happened since it was empty
+
+    def fileno(self) -> int:
+        return int(self._socket.FD)
+
+    def due_s(self) -> float:
+        return -math.inf if self._has_more else math.inf
+
+    def read(self) -> list[events.Event]:
+        found: list[events.Event] = []
+        for _ in range(MESSAGES_PER_POLL):
+            try:
+                # Not copied: pixels stay where ZMQ put them until the tower reads them.
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._has_more = False
+                return found
+            try:
+                found.append(self._event(*intake.decode(frames)))
+            except WireError as error:
+                self._metrics.add("encodepool_frames_malformed_total")
+                self._log.warning("malformed intake message dropped", problem=str(error)[:200])
+        self._has_more = True
+        return found
 
     def close(self) -> None:
-        self._listener.close()
-
-    def _take(self, frames: list[Any]) -> None:
-        try:
-            message, payloads = intake.decode(frames)
-            event = self._event(message, payloads)
-        except WireError as error:
-            self._metrics.add("encodepool_frames_malformed_total")
-            self._log.warning("malformed intake message dropped", problem=str(error)[:200])
-            return
-        if not self._inbox.put(event) and isinstance(event, events.Submitted):
-            self._pixels.drop(event.pixels)
+        """What waits in the socket is given up."""
+        self._socket.close(linger=0)
 
     def _event(self, message: intake.Message, payloads: list[memoryview]) -> events.Event:
         if isinstance(message, intake.Submit):

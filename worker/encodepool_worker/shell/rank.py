@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import zmq
-
 from ..core.events import WriteFailed, WriteSettled, Written
 from ..core.pipeline import Pipeline, PipelineLimits
 from ..errors import ConfigError
 from ..logs import get_logger
+from ..messaging import make_context
 from ..settings import Settings
 from ..towers.base import VisionTower
 from ..towers.parallel import TensorParallel
@@ -73,7 +72,7 @@ class Rank:
         answer = partial(self._answers.add, 0)
         limits = SenderLimits.for_rdma() if settings.transfer_protocol == "rdma" else SenderLimits()
         self._sender = Sender(make_engine, self.memory.regions, self._answer, limits)
-        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._context = make_context()
         self._tower = TowerRunner(
             tower,
             self.pixels,
@@ -114,11 +113,12 @@ class Rank:
             self._context,
             run_dir,
             spec=tower.spec,
-            inbox=self.inbox,
             pixels=self.pixels,
             metrics=self.metrics,
-            crash=crash,
         )
+        self.inbox.listen(self._intake)
+        for control in self._controls:
+            self.inbox.listen(control)
         ports = [control.port for control in self._controls]
         get_logger().info("listening for receivers", host=settings.host, ports=ports)
         self._register(0)
@@ -134,7 +134,6 @@ class Rank:
         """
         for registrar in self._registrars:
             registrar.close()
-        self.inbox.close()
         self._intake.close()
         for control in self._controls:
             control.close()
@@ -148,6 +147,7 @@ class Rank:
         self._back.close()
         self._context.term()
         if stopped:
+            self.inbox.close()
             self.memory.close()
         return stopped
 
@@ -182,9 +182,7 @@ class Rank:
             return ControlSocket(
                 self._settings.host,
                 rank=rank,
-                inbox=self.inbox,
                 metrics=self.metrics,
-                crash=self._crash,
                 on_registration=registered,
             )
         except OSError as error:

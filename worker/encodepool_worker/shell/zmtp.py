@@ -7,11 +7,14 @@ parts are kept, and one that goes on and on ends its connection.
 """
 
 import errno
-import selectors
+import math
+import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -25,7 +28,13 @@ MORE, LONG, COMMAND = 1, 2, 4
 ENDLESS_PARTS = 1000
 """So many parts are no mistake any more."""
 
-READ_BYTES = 65536
+READ_BYTES = 16384
+MESSAGES_AT_ONCE = 256
+"""Given out at most; of what one read brought beyond, the rest is given next time."""
+
+PEERS_AT_ONCE = 16
+"""Looked after at most, each with one read."""
+
 HANDSHAKE_S = 10.0
 """From the connection to its READY, where its place is needed."""
 
@@ -120,89 +129,97 @@ class _Peer:
 
 
 class ZmtpServer:
-    """Accepts PUSH sockets on one port. ``serve`` runs in one thread until ``stop_fd`` is readable.
+    """Accepts PUSH sockets on one port, for a thread that waits at ``fileno`` or until ``due_s``.
 
-    While ``on_message`` blocks, nothing is read, and senders wait. Raises OSError where the address
-    cannot be bound.
+    Nothing is read but by ``receive``; until then senders wait. ``on_problem`` is told why a connection
+    was closed. Raises OSError where the address cannot be bound.
     """
 
-    def __init__(self, host: str, *, max_parts: int, max_part_bytes: int, max_peers: int) -> None:
+    def __init__(
+        self,
+        host: str,
+        *,
+        max_parts: int,
+        max_part_bytes: int,
+        max_peers: int,
+        on_problem: Callable[[str], None],
+    ) -> None:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         self._listener = socket.create_server(address, family=family, backlog=512)
         self._listener.setblocking(False)
         self._max_parts = max_parts
         self._max_part_bytes = max_part_bytes
         self._max_peers = max_peers
+        self._on_problem = on_problem
         self._peers: dict[int, _Peer] = {}
-        self._selector = selectors.DefaultSelector()
-        self._accept_again_s: float | None = None  # set while no connection is accepted
+        self._messages: deque[list[bytes]] = deque()  # read, and not given out yet
+        self._accept_again_s = math.inf  # finite while no connection is accepted
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    def serve(
-        self,
-        on_message: Callable[[list[bytes]], None],
-        on_problem: Callable[[str], None],
-        stop_fd: int,
-    ) -> None:
-        """``on_problem`` is told why a connection was closed."""
-        try:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-            self._selector.register(stop_fd, selectors.EVENT_READ)
-            while True:
-                for key, _ in self._selector.select(self._wait_s()):
-                    if key.fd == stop_fd:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept(on_problem)
-                    elif key.fd in self._peers:
-                        self._read(self._peers[key.fd], on_message, on_problem)
-        finally:
-            for peer in list(self._peers.values()):
-                self._drop(peer)
-            self._selector.close()
-            self._listener.close()
+    def fileno(self) -> int:
+        """Readable when ``receive`` may have something to do."""
+        return self._epoll.fileno()
 
-    def _wait_s(self) -> float | None:
-        """Until connections are accepted again; None while they are."""
-        if self._accept_again_s is None:
-            return None
-        wait_s = self._accept_again_s - time.monotonic()
-        if wait_s > 0:
-            return wait_s
-        self._accept_again_s = None
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        return None
+    def due_s(self) -> float:
+        """Monotonic time at which ``receive`` is to be called in any case; infinite mostly."""
+        return -math.inf if self._messages else self._accept_again_s
 
-    def _accept(self, on_problem: Callable[[str], None]) -> None:
+    def receive(self) -> list[list[bytes]]:
+        """The next messages, at most ``MESSAGES_AT_ONCE``. Never waits."""
+        if time.monotonic() >= self._accept_again_s:
+            self._accept_again_s = math.inf
+            self._epoll.register(self._listener, select.EPOLLIN)
+        for _ in range(PEERS_AT_ONCE):
+            # One at a time: who is looked after goes to the end of the kernel's line, the others stay.
+            if len(self._messages) >= MESSAGES_AT_ONCE or not (ready := self._epoll.poll(0, 1)):
+                break
+            [(fd, _)] = ready
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._peers:
+                self._read(self._peers[fd])
+        some = list(islice(self._messages, MESSAGES_AT_ONCE))
+        for _ in some:
+            self._messages.popleft()
+        return some
+
+    def close(self) -> None:
+        """What waits in the connections is given up."""
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        self._epoll.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError as error:  # it is gone again, or there is no descriptor for it
             if error.errno in SHORT_OF and not self._make_room():
                 # Nobody who has introduced himself gives way, and asking on would spin.
-                self._selector.unregister(self._listener)
+                self._epoll.unregister(self._listener)
                 self._accept_again_s = time.monotonic() + ACCEPT_AGAIN_S
-                on_problem(f"a connection has to wait: {error.strerror}")
+                self._on_problem(f"a connection has to wait: {error.strerror}")
             return
         if len(self._peers) >= self._max_peers and not self._make_room():
             sock.close()
-            on_problem(f"{self._max_peers} connections are open")
+            self._on_problem(f"{self._max_peers} connections are open")
             return
         sock.setblocking(False)
         _keep_alive(sock)
         peer = _Peer(sock, Decoder(self._max_parts, self._max_part_bytes), time.monotonic())
         self._peers[sock.fileno()] = peer
-        self._selector.register(sock, selectors.EVENT_READ)
+        self._epoll.register(sock, select.EPOLLIN)
         try:
             sock.send(HELLO)  # into an empty buffer: whole or not at all
         except OSError:
             self._drop(peer)
 
-    def _read(
-        self, peer: _Peer, on_message: Callable[[list[bytes]], None], on_problem: Callable[[str], None]
-    ) -> None:
+    def _read(self, peer: _Peer) -> None:
         try:
             data = peer.sock.recv(READ_BYTES)
         except BlockingIOError:
@@ -213,13 +230,10 @@ class ZmtpServer:
             self._drop(peer)
             return
         try:
-            messages = peer.decoder.feed(data)
+            self._messages.extend(peer.decoder.feed(data))
         except NotZmtp as problem:
             self._drop(peer)
-            on_problem(str(problem))
-            return
-        for message in messages:
-            on_message(message)
+            self._on_problem(str(problem))
 
     def _make_room(self) -> bool:
         """Ends a connection that has not introduced itself in time, if there is one."""
@@ -232,7 +246,7 @@ class ZmtpServer:
 
     def _drop(self, peer: _Peer) -> None:
         del self._peers[peer.sock.fileno()]
-        self._selector.unregister(peer.sock)
+        self._epoll.unregister(peer.sock)
         peer.sock.close()
 
 

@@ -239,15 +239,17 @@ def item_tokens(spec: TowerSpec, item: TowerItem) -> int:
 def finite_rows(rows: torch.Tensor, counts: Sequence[int]) -> list[bool]:
     """For each item of ``counts`` rows: are all its values finite?
 
-    One reduction per item, and one wait for the device in all: a NaN or an infinity anywhere
-    makes the largest magnitude NaN or infinite.
+    One reduction and one wait for the device where all are; which items are not is then found one by
+    one. Smallest and largest value are NaN where any value is, and infinite where one of them is.
     """
     if sum(counts) != rows.shape[0]:
         raise TowerError(f"{sum(counts)} rows were asked about, there are {rows.shape[0]}")
-    if not counts:
-        return []
-    flags = [
-        part.abs().amax() if part.numel() else rows.new_zeros(()) for part in torch.split(rows, list(counts))
-    ]
-    answer: list[bool] = torch.isfinite(torch.stack(flags)).tolist()
-    return answer
+    if _is_finite(rows):
+        return [True] * len(counts)
+    return [_is_finite(part) for part in torch.split(rows, list(counts))]
+
+
+def _is_finite(rows: torch.Tensor) -> bool:
+    if not rows.numel():
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(rows))).all())

@@ -117,6 +117,8 @@ class Turns:
 
     def _first(self, now_s: float, room: int) -> Peer | None:
         """Who has its turn now, or is to be asked for it."""
+        if not any(self._lines.values()):
+            return None
         limits = self._limits
         asked = sum(now_s - at_s <= limits.slow_s for at_s in self._asked.values())
         for pace in self._open_paces(now_s):
