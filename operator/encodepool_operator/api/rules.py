@@ -322,9 +322,11 @@ def derive(spec: Spec) -> Spec:
 def refused_changes(old: Spec, new: Spec) -> list[tuple[str, str]]:
     """(field path, message) of changes that a pool cannot follow."""
     out = []
+    # All ranks in one pod, before and after: then ranksPerPod (unset, as a rule) only follows.
+    follows = all(spec.ranks_per_pod == spec.tensor_parallel_size for spec in (old, new))
     for fixed in FIXED:
         before, after = getattr(old, fixed.attribute), getattr(new, fixed.attribute)
-        if before != after:
+        if before != after and not (follows and fixed.key == "ranksPerPod"):
             out.append(
                 (f"spec.{fixed.key}", f"cannot be changed (from {before} to {after}); make another pool")
             )

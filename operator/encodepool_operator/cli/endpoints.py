@@ -1,6 +1,6 @@
 """``encodepool endpoints``: published lists as the file that the SMG gateway reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -47,6 +47,8 @@ def merge(lists: tuple[Path, ...], manifest: Path | None, out: Path | None) -> N
     from encodepool_operator.local.statedir import StateDir, write_atomic
 
     files = [StateDir.at(path).endpoints / WORKERS if path.is_dir() else path for path in lists]
+    if out is not None:
+        _check_out(out, files)
     read = [(str(file), _checked(file, manifests.read_list)) for file in files]
     base = () if manifest is None else _checked(manifest, manifests.read_manifest)
     try:
@@ -124,13 +126,23 @@ def follow(
         raise click.UsageError("name at least one --pool or --state-dir")
     if manifest is not None and manifest.resolve() == out.resolve():
         raise click.UsageError("--with and --out name the same file")
-    if any(out.resolve().is_relative_to(StateDir.at(folder).endpoints.resolve()) for folder in state_dirs):
-        raise click.UsageError("--out names a file of the pool's own list: choose another place")
+    _check_out(out, (StateDir.at(folder).endpoints for folder in state_dirs))
     setup_logs()
     try:
         return asyncio.run(run(Sources(pools, state_dirs, manifest, context), out, health_file))
     except KubeError as error:
         raise click.ClickException(f"{error}; it needs list and watch on the lists' ConfigMaps") from error
+
+
+def _check_out(out: Path, read: Iterable[Path]) -> None:
+    """What is read, and the list that a local pool keeps, is not ours to write. Raises click.UsageError."""
+    from encodepool_operator.local.statedir import StateDir
+
+    place = out.resolve()
+    local = StateDir(place.parent.parent)
+    published = place.parent == local.endpoints and local.manifest.exists()
+    if published or any(place.is_relative_to(one.resolve()) for one in read):
+        raise click.UsageError("--out names a file of a pool's own list: choose another place")
 
 
 def _checked(path: Path, read: Callable[[str], Sequence[Worker]]) -> Sequence[Worker]:

@@ -117,11 +117,14 @@ def status(state_dir: Path, output: str) -> None:
 def down(state_dir: Path) -> None:
     """Drain the pool in DIR and end all of its processes.
 
-    Groups are taken off the list first, then finish what they have accepted. Logs stay in DIR/log.
+    Groups are taken off the list first, then finish what they have accepted; Ctrl-C does not stop that,
+    and a second `down` does without it. Logs stay in DIR/log.
     """
     from encodepool_operator.local.down import down as take_down
 
     from .progress import Progress
 
     with Progress() as progress:
-        take_down(StateDir.at(state_dir), os.environ, note=progress.note, progress=progress.show)
+        ended = take_down(StateDir.at(state_dir), os.environ, note=progress.note, progress=progress.show)
+    if ended:
+        click.echo(ended)

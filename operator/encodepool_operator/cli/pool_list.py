@@ -37,8 +37,9 @@ def with_pool_option(command: click.Command) -> click.Command:
         pool, context = given.pop("pool"), given.pop("context")
         if pool is None:
             return inner(**given)
-        if given["endpoints"] is not None:
-            raise click.UsageError("--pool and --endpoints both name the list: leave one out")
+        for other, option in (("endpoints", "--endpoints"), ("url", "--endpoint")):
+            if given.get(other) is not None:
+                raise click.UsageError(f"--pool and {option} both say where to send: leave one out")
         with tempfile.TemporaryDirectory(prefix="encodepool-") as folder:
             file = Path(folder) / LIST
             file.write_text(published_list(pool, context), encoding="utf-8")

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import LocalError
-from .statedir import read_text, write_atomic
+from .statedir import check_writable, read_text, write_atomic
 
 
 def user_state_dir(environ: Mapping[str, str]) -> Path:
     """The folder of this user's state (XDG base directories)."""
     home = environ.get("XDG_STATE_HOME", "")
     # The specification: a relative path is to be ignored.
-    base = Path(home) if os.path.isabs(home) else Path("~/.local/state").expanduser()
-    return base / "encodepool"
+    if not os.path.isabs(home):
+        home = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return Path(home) / "encodepool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class UserCounter:
             return self._decode(text)
         return self._update(lambda counter: counter)
 
+    def check(self) -> None:
+        """Raises LocalError if the counter cannot be read, or could not be moved on."""
+        self._update(lambda counter: counter)
+
     def reserve(self, last: int, *, seen: int) -> bool:
         """Move the counter to ``last`` if it still is ``seen``; False if another pool was faster."""
         result = False
@@ -60,12 +65,14 @@ class UserCounter:
         return result
 
     def _update(self, change: Callable[[Counter], Counter]) -> Counter:
+        folder = self.path.parent
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_writable(folder)
             fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LocalError(
-                f"cannot write {self.path.parent} ({error.strerror}); set XDG_STATE_HOME to a folder of yours"
+                f"cannot write {folder} ({error.strerror}); set XDG_STATE_HOME to a folder of yours"
             ) from error
         try:
             # Held for one read and one write, so waiting is bounded by other pools' disks.

@@ -13,7 +13,7 @@ from .errors import LocalError, ManifestError
 from .manifest import load_kept
 from .processes import ProcessId, identify, is_known, kill_session, send
 from .publish import empty_documents, write_documents
-from .report import Report, read_report, write_members
+from .report import Report, members, read_report, write_members
 from .state import load_state, save_state
 from .statedir import StateDir
 
@@ -29,21 +29,43 @@ def down(
     *,
     note: Callable[[str], None],
     progress: Callable[[Report], None],
-) -> None:
-    """End the pool of ``state_dir``. Asked for twice, it does nothing the second time.
+) -> str:
+    """End the pool of ``state_dir``; what was ended, in words. Asked for twice, it does nothing the
+    second time and returns "".
 
     A controller that runs is asked to; without one this process does it. What has not ended within
     the times of its manifest is killed. Raises LocalError if something outlives even that.
     """
     if not state_dir.root.is_dir():
         note(f"there is no pool in {state_dir.root}")
-        return
+        return ""
+    began_s, report = time.monotonic(), read_report(state_dir.status)
+    state = load_state(state_dir.state)
+    processes = len(members(state_dir, state)) + (state_dir.holder() is not None)
+    if not state.groups and not processes:
+        note(f"no pool runs in {state_dir.root}")
+        return ""
     limit_s = _limit_s(state_dir)
-    asked = _ask_controller(state_dir, limit_s, note, progress)
-    if not load_state(state_dir.state).groups:
-        if not asked:
-            note(f"no pool runs in {state_dir.root}")
-        return
+    try:
+        _ask_controller(state_dir, limit_s, note, progress)
+        if load_state(state_dir.state).groups:
+            _end_from_here(state_dir, environ, limit_s, note)
+    except KeyboardInterrupt:
+        again = f"`encodepool local down --state-dir {state_dir.root}`"
+        if state_dir.holder() is not None:
+            note(f"the pool goes on draining and ends by itself; {again} ends it at once")
+        else:
+            note(f"not all of the pool may have ended; {again} ends the rest")
+        raise
+    name = report.pool if report is not None else f"of {state_dir.root}"
+    groups = "1 group" if len(state.groups) == 1 else f"{len(state.groups)} groups"
+    ended = "1 process" if processes == 1 else f"{processes} processes"
+    return f"pool {name} is down: {groups}, {ended} ended in {time.monotonic() - began_s:.1f} s"
+
+
+def _end_from_here(
+    state_dir: StateDir, environ: Mapping[str, str], limit_s: float, note: Callable[[str], None]
+) -> None:
     # Only a pool without a controller needs one in this process.
     from .logs import setup_logs
     from .run import run_controller, surroundings
@@ -72,11 +94,8 @@ def _limit_s(state_dir: StateDir) -> float:
 
 def _ask_controller(
     state_dir: StateDir, limit_s: float, note: Callable[[str], None], progress: Callable[[Report], None]
-) -> bool:
-    """SIGTERM to whoever holds the directory, until nobody does; SIGKILL when it takes too long.
-
-    False if nobody held it.
-    """
+) -> None:
+    """SIGTERM to whoever holds the directory, until nobody does; SIGKILL when it takes too long."""
     deadline_s = time.monotonic() + limit_s
     asked: ProcessId | None = None
     while (pid := state_dir.holder()) is not None:
@@ -97,7 +116,6 @@ def _ask_controller(
         reaped_by_s = time.monotonic() + REAPED_S
         while is_known(asked) and time.monotonic() < reaped_by_s:
             time.sleep(POLL_S)
-    return asked is not None
 
 
 def _show(state_dir: StateDir, progress: Callable[[Report], None]) -> None:

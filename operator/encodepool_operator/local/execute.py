@@ -25,7 +25,7 @@ from . import observe
 from .command import worker_environment, worker_flags
 from .counter import UserCounter
 from .machine import Machine
-from .manifest import needed_devices
+from .manifest import gpus, needed_devices
 from .publish import write_documents
 from .state import GroupState, PodState, PoolState, save_state
 from .statedir import StateDir
@@ -190,7 +190,7 @@ class Executor:
         held = {device for other in self._state.pods() for device in other.devices}
         free = [device for device in self._devices if device not in held]
         if needed > len(free):
-            pod.waiting = f"Unschedulable: needs {needed} GPUs, {len(free)} of {len(self._devices)} are free"
+            pod.waiting = f"Unschedulable: needs {gpus(needed)}, {len(free)} of {len(self._devices)} are free"
             return
         pod.devices = free[:needed]
         self._prune_logs(index)

@@ -11,7 +11,10 @@ from encodepool_operator.api.types import Spec
 from encodepool_operator.core.addresses import port_space
 
 from .errors import ManifestError
-from .manifest import needed_devices
+from .manifest import gpus, needed_devices
+
+MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""For which our worker has towers."""
 
 RDMA_DEVICES = Path("/sys/class/infiniband")
 
@@ -24,14 +27,17 @@ def check_fit(
     *,
     devices: Sequence[str],
     environ: Mapping[str, str] | None,
+    replaces: bool = False,
     rdma_devices: Path = RDMA_DEVICES,
 ) -> None:
     """``devices`` are the accelerators of this machine, ``environ`` is what workers will inherit; None
-    where that is not known.
+    where that is not known. ``replaces``: groups of ours run, and one would have ended before the new
+    model is found wanting; in a first start the worker says so itself, and better.
 
     Raises ManifestError with every problem and its field path.
     """
-    first, *others = [*_problems(spec, devices, environ, rdma_devices), ""]
+    new = spec.model.path if replaces and spec.replicas else ""
+    first, *others = [*_model_problems(new), *_problems(spec, devices, environ, rdma_devices), ""]
     if first:
         raise ManifestError(first, tuple(others[:-1]))
 
@@ -41,11 +47,12 @@ def _problems(
 ) -> Iterator[str]:
     needed = needed_devices(spec) * spec.pods_per_group * spec.replicas
     if needed > len(devices):
+        groups = f"{spec.replicas} groups need" if spec.replicas > 1 else "1 group needs"
         yield (
-            f"spec.accelerator.perRank: {spec.replicas} groups need {needed} GPUs, this machine shows "
+            f"spec.accelerator.perRank: {groups} {gpus(needed)}, this machine shows "
             f"{len(devices)}; lower spec.replicas, or set perRank to 0 to run on the CPU"
         )
-    heads = _heads(Path(spec.model.path)) if spec.model.path else None
+    heads = _heads(spec.model.path)
     if heads is not None and heads % spec.tensor_parallel_size:
         fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
         yield (
@@ -75,10 +82,33 @@ def _takes_rdma(spec: Spec, environ: Mapping[str, str]) -> bool:
     return FORCE_TCP not in environ and FORCE_TCP not in set_here
 
 
-def _heads(folder: Path) -> int | None:
-    """Heads of the vision tower; None if config.json does not tell, which the worker explains better."""
+def _model_problems(folder: str) -> Iterator[str]:
+    """Why our worker would not load the model of ``folder``; a name of the hub ("" here) is not looked up."""
+    if not folder:
+        return
+    file = Path(folder) / "config.json"
     try:
-        heads = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vision_config"]["num_heads"]
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        yield f"spec.model.path: {file} does not exist; name the folder of a checkpoint, which has one"
+    except (OSError, ValueError) as error:
+        yield f"spec.model.path: {file} cannot be read as JSON ({error}); copy the checkpoint again"
+    else:
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        if kind not in MODEL_TYPES:
+            yield (
+                f"spec.model.path: {file} has model_type {kind!r}; choose a model with one of "
+                f"{', '.join(MODEL_TYPES)}"
+            )
+        elif not isinstance(config.get("vision_config"), dict):
+            yield f"spec.model.path: {file} has no vision_config; name the folder of the whole model"
+
+
+def _heads(folder: str) -> int | None:
+    """Heads of the vision tower; None if config.json does not tell."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        heads = config["vision_config"]["num_heads"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return heads if isinstance(heads, int) and heads > 0 else None

@@ -73,6 +73,10 @@ def needed_devices(spec: Spec) -> int:
     return spec.accelerator.per_rank * spec.ranks_per_pod
 
 
+def gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice: YAML would silently keep the last one."""
 

@@ -48,6 +48,12 @@ def read_text(path: Path) -> str | None:
         return None
 
 
+def check_writable(folder: Path) -> None:
+    """Raises OSError where no file can be made in ``folder``."""
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class StateDir:
     """Paths below one state directory. ``root`` is absolute: it is in argument lists."""
@@ -105,12 +111,15 @@ class StateDir:
         return self.run / f"{_start(group, incarnation, pod)}.termination"
 
     def create(self) -> None:
-        """Make the folders. Raises LocalError where that is not possible."""
+        """Make the folders, if need be. Raises LocalError where they cannot be made or written."""
         try:
             for folder in (self.root, self.endpoints, self.log, self.run):
                 folder.mkdir(parents=True, exist_ok=True)
+                check_writable(folder)
         except OSError as error:
-            raise LocalError(f"cannot make the state directory {self.root}: {error.strerror}") from error
+            raise LocalError(
+                f"cannot write the state directory {self.root}: {error.strerror}; choose another --state-dir"
+            ) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:

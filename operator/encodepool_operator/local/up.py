@@ -8,6 +8,7 @@ from pathlib import Path
 from encodepool_operator.api.rules import refused_changes
 
 from .command import visible_devices, worker_argv
+from .counter import UserCounter, user_state_dir
 from .detach import detach
 from .errors import LocalError, ManifestError
 from .fit import check_fit
@@ -38,8 +39,12 @@ def up(
     manifest = load(file)
     worker_argv(worker)
     # A running controller's workers have its environment, a worker of the user's own what he gives it.
-    inherited = None if worker or state_dir.holder() is not None else environ
-    check_fit(manifest.pool.spec, devices=visible_devices(environ), environ=inherited)
+    runs = state_dir.holder() is not None
+    inherited = None if worker or runs else environ
+    devices = visible_devices(environ)
+    check_fit(manifest.pool.spec, devices=devices, environ=inherited, replaces=runs and not worker)
+    if not runs:
+        UserCounter(user_state_dir(environ)).check()
     state_dir.create()
     _check_change(state_dir, manifest)
     for text in manifest.notes:

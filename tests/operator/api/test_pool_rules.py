@@ -38,6 +38,9 @@ def test_the_shape_of_a_group_cannot_be_changed(manifest):
     assert refused_changes(old, new) == [
         ("spec.ranksPerPod", "cannot be changed (from 4 to 2); make another pool")
     ]
+    fewer = parse_pool(manifest(tensorParallelSize=2)).spec  # says nothing of ranksPerPod, which follows
+    assert [path for path, _ in refused_changes(old, fewer)] == ["spec.tensorParallelSize"]
+    assert [path for path, _ in refused_changes(new, fewer)] == ["spec.tensorParallelSize"]
 
 
 @pytest.mark.parametrize("name", ["a", "demo", "a-1", "x" * 40])

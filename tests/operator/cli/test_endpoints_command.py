@@ -76,6 +76,27 @@ def test_merge_writes_nothing_where_anything_is_wrong(tmp_path, capsys):
     assert out.read_text() == "as it was"
 
 
+def test_merge_writes_over_no_list_that_a_pool_keeps_or_that_it_reads(tmp_path, capsys):
+    pool, listed = tmp_path / "pool", put(tmp_path / "a.json", text(worker(1)))
+    own = put(pool / "endpoints" / "workers.json", text(worker(2)))
+    put(pool / "pool.yaml", "")
+    (tmp_path / "link.json").symlink_to(own)
+    for lists, out in (
+        ([pool], own),
+        ([own], own),
+        ([listed], pool / "endpoints" / "endpoints.json"),  # of a pool that is not even merged
+        ([listed, pool], listed),
+        ([pool], tmp_path / "link.json"),
+    ):
+        assert main(["endpoints", "merge", *map(str, lists), "-o", str(out)]) == 2
+        assert "a pool's own list: choose another place" in capsys.readouterr().err
+    assert (ids(own), ids(listed)) == (["2-1"], ["1-1"])
+    assert sorted(path.name for path in (pool / "endpoints").iterdir()) == ["workers.json"]
+    beside = tmp_path / "endpoints" / "workers.json"  # a folder of that name, and no pool
+    beside.parent.mkdir()
+    assert main(["endpoints", "merge", str(listed), "-o", str(beside)]) == 0
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -18,7 +18,8 @@ def command(monkeypatch):
     @click.command("encode")
     @click.argument("images", nargs=-1)
     @click.option("--endpoints", type=click.Path(path_type=Path))
-    def encode(images, endpoints):
+    @click.option("--endpoint", "url")
+    def encode(images, endpoints, url):
         """Encode."""
         click.echo(f"{images} {endpoints.read_text() if endpoints else None}")
 
@@ -44,10 +45,11 @@ def test_without_it_the_command_is_as_it_was(command, tmp_path):
     assert run(command) == (0, "() None\n")
 
 
-def test_both_at_once_is_wrong_usage(command, tmp_path):
-    code, output = run(command, "--pool", "x", "--endpoints", str(tmp_path))
+@pytest.mark.parametrize("other", ["--endpoints", "--endpoint"])
+def test_both_at_once_is_wrong_usage(command, tmp_path, other):
+    code, output = run(command, "--pool", "x", other, str(tmp_path))
     assert code == 2
-    assert "leave one out" in output
+    assert f"--pool and {other} both say where to send: leave one out" in output
 
 
 @pytest.mark.parametrize(

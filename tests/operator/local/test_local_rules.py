@@ -1,6 +1,7 @@
 """What a manifest becomes on one machine: flags, variables, devices, notes and refusals."""
 
 import os
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -11,10 +12,11 @@ from encodepool_operator.core.record import PortBlock
 from encodepool_operator.local import up as up_module
 from encodepool_operator.local.command import visible_devices, worker_environment, worker_flags
 from encodepool_operator.local.errors import LocalError, ManifestError
-from encodepool_operator.local.fit import check_fit
+from encodepool_operator.local.fit import MODEL_TYPES, check_fit
 from encodepool_operator.local.manifest import load, load_kept
 from encodepool_operator.local.publish import empty_documents, read_documents, write_documents
 from encodepool_operator.local.statedir import StateDir, StateDirBusy, write_atomic
+from encodepool_worker.towers.spec import FAMILIES
 
 PORTS = PortBlock(20000, 20001, 20002, 20003)
 
@@ -24,7 +26,10 @@ def manifest(tmp_path):
     """``manifest(key=value, ...)``: a loaded manifest with these keys of ``spec``."""
 
     def make(**spec):
-        (tmp_path / "models" / "tiny").mkdir(parents=True, exist_ok=True)
+        config = tmp_path / "models" / "tiny" / "config.json"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        if not config.exists():
+            config.write_text('{"model_type": "qwen3_vl", "vision_config": {}}')
         path = tmp_path / "pool.yaml"
         path.write_text(
             yaml.safe_dump(
@@ -133,6 +138,9 @@ def test_a_pool_that_needs_more_devices_than_there_are_is_refused(manifest):
     check_fit(spec, devices=["0", "1", "2", "3"], environ={})
     with pytest.raises(ManifestError, match=r"spec\.accelerator\.perRank: 2 groups need 4 GPUs.*shows 3"):
         check_fit(spec, devices=["0", "1", "2"], environ={})
+    one = manifest(replicas=1, transfer={"backend": "tcp"}).pool.spec
+    with pytest.raises(ManifestError, match=r"1 group needs 1 GPU, this machine shows 0"):
+        check_fit(one, devices=(), environ={})
 
 
 def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(manifest, tmp_path):
@@ -145,8 +153,10 @@ def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(m
         return []
 
     tcp = {"backend": "tcp"}
-    assert problems(transfer=tcp, tensorParallelSize=3) == []  # nothing is known of the model
-    (tmp_path / "models" / "tiny" / "config.json").write_text('{"vision_config": {"num_heads": 16}}')
+    assert problems(transfer=tcp, tensorParallelSize=3) == []  # nothing is known of its heads
+    (tmp_path / "models" / "tiny" / "config.json").write_text(
+        '{"model_type": "qwen3_vl", "vision_config": {"num_heads": 16}}'
+    )
     assert problems(transfer=tcp, tensorParallelSize=8) == []
     heads, rdma = problems(tensorParallelSize=3)
     assert heads == (
@@ -171,12 +181,38 @@ def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(m
     assert few.startswith("spec.network.portRange.size: must be at least 12 on one machine, is 11: 4 ports")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "does not exist; name the folder of a checkpoint"),
+        ('{"model_type": ', "cannot be read as JSON (Expecting value"),
+        ("[]", "has model_type None; choose a model with one of qwen2_5_vl, qwen3_vl, qwen3_vl_moe"),
+        ('{"model_type": "llama"}', "has model_type 'llama'"),
+        ('{"model_type": "qwen3_vl"}', "has no vision_config; name the folder of the whole model"),
+    ],
+)
+def test_a_folder_that_our_worker_would_not_load_replaces_no_groups_that_run(manifest, tmp_path, text, says):
+    spec = manifest(accelerator={"perRank": 0}, transfer={"backend": "tcp"}).pool.spec
+    file = tmp_path / "models" / "tiny" / "config.json"
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(ManifestError) as refused:
+        check_fit(spec, devices=(), environ={}, replaces=True)
+    assert f"spec.model.path: {file} {says}" in str(refused.value)
+    # In a first start the worker tells it, and without groups nobody loads it.
+    check_fit(spec, devices=(), environ={})
+    check_fit(replace(spec, replicas=0), devices=(), environ={}, replaces=True)
+
+
+def test_the_models_that_are_let_through_are_those_of_our_worker():
+    assert set(MODEL_TYPES) == set(FAMILIES)
+
+
 def test_a_worker_of_the_users_own_and_a_running_controller_say_for_themselves_whether_they_take_rdma(
     manifest, tmp_path, monkeypatch
 ):
     asked = []
 
-    def check(spec, *, devices, environ):
+    def check(spec, *, devices, environ, replaces):
         asked.append(environ)
         raise ManifestError("no")
 
@@ -267,7 +303,7 @@ def test_a_directory_has_one_holder_at_a_time(tmp_path):
 
 def test_a_state_directory_that_cannot_be_made_is_refused_in_words(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LocalError, match=r"cannot make the state directory .*: Not a directory"):
+    with pytest.raises(LocalError, match=r"cannot write the state directory .*: Not a directory"):
         StateDir.at(tmp_path / "file" / "state").create()
 
 

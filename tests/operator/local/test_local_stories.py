@@ -364,9 +364,9 @@ def test_every_group_gets_devices_of_its_own_and_waits_while_none_is_free(pool):
     pool.write(batching={"maxTokensPerBatch": 4096}, rollout={"maxUnavailable": 0, "maxSurge": 1})
     pool.start("up")
     waiting = pool.wait(
-        lambda: next((row for row in pool.report()["groups"] if "GPUs" in row["reason"]), None), "the wait"
+        lambda: next((row for row in pool.report()["groups"] if "GPU" in row["reason"]), None), "the wait"
     )
-    assert "Unschedulable: needs 1 GPUs, 0 of 2 are free" in waiting["reason"]
+    assert "Unschedulable: needs 1 GPU, 0 of 2 are free" in waiting["reason"]
     assert sorted(pool.listed()) == [0, 1]
     pool.write(rollout={"maxUnavailable": 1, "maxSurge": 0})
     pool.run("up")

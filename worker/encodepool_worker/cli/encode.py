@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from .quiet import native_stderr_off
-from .report import reported
+from .report import check_target, reported
 
 
 @click.command("encode")
@@ -82,15 +82,26 @@ def encode(
     from ..client.encode import ClientOptions, EncodeClient
     from ..client.endpoints import split_url
     from ..client.results import image_names, write_rows
+    from ..errors import ClientError
     from .encode_view import run_with_progress, table_of
 
-    if (endpoints is None) == (url is None):
+    if endpoints is not None and url is not None:
+        raise click.UsageError("--endpoints and --endpoint both say where to send: leave one out")
+    if endpoints is None and url is None:
         raise click.UsageError("name the pool with --endpoints FILE, or one worker with --endpoint URL")
     if (url is None) != (bootstrap is None):
         raise click.UsageError("--endpoint and --bootstrap go together")
-    for target in (out, heatmap):
-        if target is not None and not target.absolute().parent.is_dir():
-            raise click.UsageError(f"{target.parent} is not a folder")
+    check_target(out, "--out", ".npz")
+    check_target(heatmap, "--heatmap", ".png")
+    for option, form, given in (
+        ("--endpoint", "grpc://HOST:PORT", url),
+        ("--bootstrap", "HOST:PORT", bootstrap),
+    ):
+        try:
+            if given is not None:
+                split_url(given)
+        except ClientError as error:
+            raise click.UsageError(f"{option} must be {form}, is {given!r}") from error
     names = image_names(images)
     options = ClientOptions(
         transfer_backend=transfer_backend or "",

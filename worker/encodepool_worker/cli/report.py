@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -37,6 +38,19 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(130)
 
     return run
+
+
+def check_target(path: Path | None, option: str, ending: str) -> None:
+    """Told before the work that would fill it. Raises click.UsageError.
+
+    A name without any ending is taken as it is.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in (ending, ""):
+        raise click.UsageError(f"{option} writes a {ending} file: call it {path.with_suffix(ending).name}")
+    if not path.absolute().parent.is_dir():
+        raise click.UsageError(f"{path.parent} is not a folder")
 
 
 def not_installed(names: Sequence[str]) -> str:

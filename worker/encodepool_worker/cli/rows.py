@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..errors import ClientError
-from .report import reported
+from .report import check_target, reported
 
 
 @click.command("rows")
@@ -41,8 +41,7 @@ def rows(
     file without its ending; bfloat16 as its bits (uint16). These are the rows a pool sends.
     """
     # Told before torch is imported and the model loaded, which takes a while.
-    if not out.absolute().parent.is_dir():
-        raise click.UsageError(f"{out.parent} is not a folder")
+    check_target(out, "--out", ".npz")
     for path in images:
         if not path.exists():
             raise ClientError(f"{path} does not exist")
