@@ -49,8 +49,8 @@ def layer(ours: str, outside: frozenset[str], more: str = "", at_top: frozenset[
 
 
 WORKER_ALL = (
-    "types errors settings settings_table logs metrics messaging child rundir core wire transport towers"
-    " towers.spec towers.hub frontend shell supervisor client testing cli transport.choose"
+    "types errors settings settings_table logs metrics child rundir core wire transport towers towers.spec"
+    " towers.hub frontend shell supervisor client testing cli transport.choose"
 )
 NO_FRONTEND = " ".join(name for name in WORKER_ALL.split() if name not in ("frontend", "cli", "testing"))
 FRONTEND_OUTSIDE = "grpc grpc_health grpc_reflection google smg_grpc_proto zmq aiohttp blake3 msgspec"
@@ -66,7 +66,6 @@ WORKER = {
     "settings_reference": layer("", PURE),
     "logs": layer("", STDLIB, "structlog"),
     "metrics": layer("", PURE),
-    "messaging": layer("", STDLIB, "zmq"),
     "child": layer("errors", STDLIB),
     "rundir": layer("errors", STDLIB),
     "init_process": layer("", STDLIB),
@@ -82,7 +81,7 @@ WORKER = {
     # Its use of towers lies in a function that the frontend does not call.
     "towers.hub": layer("errors towers", STDLIB, "huggingface_hub"),
     "frontend": layer(
-        "types errors settings logs metrics messaging child wire wire.encode towers.spec towers.hub frontend",
+        "types errors settings logs metrics child wire wire.encode towers.spec towers.hub frontend",
         STDLIB,
         FRONTEND_OUTSIDE + LOGS_AND_METRICS,
     ),

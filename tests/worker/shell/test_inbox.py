@@ -3,11 +3,12 @@
 import os
 import threading
 import time
+from collections import deque
 
 import pytest
 
 from encodepool_worker.core.events import Aborted, Written
-from encodepool_worker.shell.inbox import Inbox
+from encodepool_worker.shell.inbox import ENOUGH, Inbox
 
 
 class Pipe:
@@ -41,8 +42,13 @@ class Pipe:
 
 
 @pytest.fixture
-def inbox():
-    inbox = Inbox()
+def crashes():
+    return []
+
+
+@pytest.fixture
+def inbox(crashes):
+    inbox = Inbox(crashes.append)
     yield inbox
     inbox.close()
 
@@ -78,8 +84,42 @@ def test_taking_returns_empty_when_the_time_is_over(inbox):
     assert 0.04 < time.monotonic() - started_s < 5
 
 
-def test_no_answer_is_slept_over(inbox):
-    """Two threads in turn: each answer is given while the other goes to sleep, wakes up or is awake."""
+class Prompt(deque):
+    """Answers, another one of which comes right after somebody has looked whether there are any."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self._answer = answer
+
+    def __bool__(self):
+        there = len(self) > 0
+        answer, self._answer = self._answer, lambda: None
+        answer()
+        return there
+
+
+def test_an_answer_between_looking_and_sleeping_is_not_slept_over(inbox):
+    inbox._answers = Prompt(lambda: inbox.answer(Written(1)))
+    started_s = time.monotonic()
+    assert inbox.take(30) == [Written(1)]
+    assert time.monotonic() - started_s < 10
+
+
+def test_whoever_sees_the_owner_asleep_has_left_the_answer_before(inbox):
+    """Else the owner wakes up for nothing, sleeps again, and the answer comes a sleep later."""
+
+    class Late(deque):
+        def append(self, event):
+            inbox._asleep = True  # as if it had gone to sleep just before
+            super().append(event)
+
+    inbox._answers = Late()
+    inbox.answer(Written(1))
+    assert not inbox._asleep, "it was told to wake up after the answer was there"
+    assert inbox.take(0) == [Written(1)]
+
+
+def test_two_threads_in_turn_lose_no_answer(inbox):
     n_answers = 5000
     taken = threading.Semaphore(0)
 
@@ -91,10 +131,9 @@ def test_no_answer_is_slept_over(inbox):
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    got = []
-    while len(got) < n_answers:
+    got, until_s = [], time.monotonic() + 60
+    while len(got) < n_answers and time.monotonic() < until_s:
         events = inbox.take(10)
-        assert events, f"asleep beside {len(got)} of {n_answers} answers"
         got += events
         for _ in events:
             taken.release()
@@ -134,3 +173,31 @@ def test_a_source_is_read_when_it_is_due_though_nothing_is_readable(inbox, pipe)
     pipe.due = float("inf")
     assert inbox.take(0) == []
     assert pipe.reads == 1
+
+
+def test_a_turn_takes_so_much_from_outside_and_the_next_goes_on_where_it_ended(inbox):
+    pipes = [Pipe(at_once=ENOUGH) for _ in range(4)]
+    for pipe in pipes:
+        inbox.listen(pipe)
+        pipe.put(*[number % 256 for number in range(2 * ENOUGH)])
+    for _ in range(4):
+        assert len(inbox.take(5)) == ENOUGH
+    assert [pipe.reads for pipe in pipes] == [1, 1, 1, 1]
+    for pipe in pipes:
+        pipe.close()
+
+
+def test_a_source_that_cannot_be_read_is_given_up_and_the_others_go_on(inbox, pipe, crashes):
+    class Broken(Pipe):
+        def read(self):
+            raise OSError("no space left")
+
+    broken = Broken()
+    inbox.listen(broken)
+    broken.put(1)
+    pipe.put(7)
+    inbox.answer(Written(1))
+    assert inbox.take(5) == [Written(1), Aborted(7, "")]
+    assert inbox.take(0) == []
+    assert crashes == ["Broken cannot be read: OSError('no space left')"]
+    broken.close()

@@ -55,7 +55,7 @@ class Ears:
     """An inbox with both listening sockets on it."""
 
     def __init__(self, context, connect, run_dir, spec):
-        self.inbox = Inbox()
+        self.inbox = Inbox(pytest.fail)
         self.pixels = PixelTable()
         self.metrics = Metrics()
         self.intake = IntakeSocket(context, run_dir, spec=spec, pixels=self.pixels, metrics=self.metrics)

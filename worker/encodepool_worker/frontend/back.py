@@ -17,7 +17,6 @@ import zmq
 
 from ..errors import WireError
 from ..logs import get_logger
-from ..messaging import make_context
 from ..wire import intake
 from .admission import NotServing
 
@@ -38,7 +37,7 @@ class LoopLink:
         self, run_dir: Path, on_message: Callable[[intake.Credit | intake.State | intake.Drained], None]
     ) -> None:
         self._on_message = on_message
-        self._context = make_context()
+        self._context = zmq.Context()
         self._intake = self._socket(zmq.PUSH, run_dir / intake.INTAKE_SOCKET)
         self._back = self._socket(zmq.PULL, run_dir / intake.BACK_SOCKET)
         self._answers: dict[int, asyncio.Future[Answer]] = {}

@@ -12,7 +12,6 @@ import zmq
 
 from ..errors import WireError
 from ..logs import get_logger
-from ..messaging import make_context
 from ..settings import Settings
 from ..wire import intake
 from .counts import Samples, exposition, from_loop
@@ -87,7 +86,7 @@ class FollowerFrontend:
     """Made and used on one event loop: ``start``, then ``run`` until told to stop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._context = make_context()
+        self._context = zmq.Context[zmq.Socket[bytes]]()
         run_dir = Path(settings.run_dir)
         self._ranks = [_Rank(self._context, run_dir, rank) for rank in settings.own_ranks]
         app = probes_app(alive=self.alive, ready=self.ready, metrics=self.metrics)

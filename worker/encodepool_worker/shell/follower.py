@@ -17,7 +17,6 @@ from ..core import events
 from ..core import instructions as do
 from ..errors import GroupLost, WireError
 from ..logs import get_logger
-from ..messaging import make_context
 from ..settings import Settings
 from ..towers.base import VisionTower
 from ..towers.parallel import TensorParallel
@@ -78,7 +77,7 @@ class Follower:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outgoing, self._incoming = wire.Outgoing(), wire.Incoming()
         self._welcome = False
-        self._context = make_context()
+        self._context = zmq.Context[zmq.Socket[bytes]]()
         self._back = BackChannel(self._context, Path(settings.run_dir), settings.rank)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IPV6, 1)

@@ -9,6 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..core.events import Event
+from ..logs import get_logger
+from .threads import Crash
+
+ENOUGH = 256
+"""Events from outside in a turn; the source that brings the last of them may bring as many more."""
 
 
 class Source(Protocol):
@@ -28,16 +33,19 @@ class Source(Protocol):
 
 
 class Inbox:
-    """Answers of any thread in their order, and then what each source has.
+    """Answers of any thread in their order, and then what the sources have, in turn.
 
-    Answers are never kept waiting: each belongs to an instruction that was given, so they are as many
-    as the pipeline allowed. Events from outside wait in their sockets, and then at their senders: of a
-    flood each turn takes a few.
+    Answers wait for nothing but the turn under way: each belongs to an instruction that was given, so
+    they are as many as the pipeline allowed. Events from outside wait in their sockets, and then at their
+    senders: of a flood each turn takes a few. A source that cannot be read is given up, and ends the
+    process (``crash``): the owner thread itself goes on, to tell the receivers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, crash: Crash) -> None:
+        self._crash = crash
         self._answers: deque[Event] = deque()
         self._sources: dict[int, Source] = {}
+        self._turns: deque[int] = deque()  # of the sources
         self._asleep = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
@@ -45,8 +53,10 @@ class Inbox:
 
     def listen(self, source: Source) -> None:
         """By the owner thread, or before it runs."""
-        self._sources[source.fileno()] = source
-        self._epoll.register(source.fileno(), select.EPOLLIN)
+        fd = source.fileno()
+        self._sources[fd] = source
+        self._turns.append(fd)
+        self._epoll.register(fd, select.EPOLLIN)
 
     def answer(self, event: Event) -> None:
         """From any thread. Never waits."""
@@ -57,23 +67,41 @@ class Inbox:
             os.eventfd_write(self._wake_fd, 1)
 
     def take(self, timeout_s: float) -> list[Event]:
-        """Everything that has arrived; empty if nothing does within the time. The owner thread's."""
+        """What has arrived; empty if nothing does within the time, or what did was no event."""
+        now_s = time.monotonic()
         due_s = min((source.due_s() for source in self._sources.values()), default=math.inf)
-        wait_s = min(timeout_s, due_s - time.monotonic())
+        wait_s = max(0.0, min(timeout_s, due_s - now_s))
         self._asleep = True
-        ready = {fd for fd, _ in self._epoll.poll(0 if self._answers else max(0.0, wait_s))}
+        ready = {fd for fd, _ in self._epoll.poll(0 if self._answers else wait_s)}
         self._asleep = False
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         events: list[Event] = []
         while self._answers:
             events.append(self._answers.popleft())
-        for fd, source in self._sources.items():
-            if fd in ready or (due_s < math.inf and source.due_s() <= time.monotonic()):
-                events.extend(source.read())
+        n_answers = len(events)
+        for fd in tuple(self._turns):
+            if fd in ready or self._sources[fd].due_s() <= time.monotonic():
+                if len(events) - n_answers >= ENOUGH:
+                    break  # the others come first in the next turn
+                events.extend(self._read(fd))
+            self._turns.rotate(-1)
         return events
 
     def close(self) -> None:
         """Once nothing is taken any more, and nobody answers."""
         self._epoll.close()
         os.close(self._wake_fd)
+
+    def _read(self, fd: int) -> Sequence[Event]:
+        source = self._sources[fd]
+        try:
+            return source.read()
+        except Exception as error:  # noqa: BLE001 (handed on)
+            name = type(source).__name__
+            get_logger().exception("a socket cannot be read", socket=name)
+            self._epoll.unregister(fd)
+            self._turns.remove(fd)
+            del self._sources[fd]
+            self._crash(f"{name} cannot be read: {error!r}")
+            return ()

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import zmq
+
 from ..core.events import WriteFailed, WriteSettled, Written
 from ..core.pipeline import Pipeline, PipelineLimits
 from ..errors import ConfigError
 from ..logs import get_logger
-from ..messaging import make_context
 from ..settings import Settings
 from ..towers.base import VisionTower
 from ..towers.parallel import TensorParallel
@@ -64,7 +65,7 @@ class Rank:
         self._crash = crash
         self._on_routed = on_routed
         self.metrics = Metrics()
-        self.inbox = Inbox()
+        self.inbox = Inbox(crash)
         self.pixels = PixelTable()
         self.memory = StoreMemory(tiers)
         self.pipeline = Pipeline(limits_of(settings, *self.memory.sizes))
@@ -72,7 +73,7 @@ class Rank:
         answer = partial(self._answers.add, 0)
         limits = SenderLimits.for_rdma() if settings.transfer_protocol == "rdma" else SenderLimits()
         self._sender = Sender(make_engine, self.memory.regions, self._answer, limits)
-        self._context = make_context()
+        self._context = zmq.Context[zmq.Socket[bytes]]()
         self._tower = TowerRunner(
             tower,
             self.pixels,

@@ -24,7 +24,6 @@ from ..core import events
 from ..core import instructions as do
 from ..errors import GroupLost, WireError, WorkerError
 from ..logs import LimitedLog, get_logger
-from ..messaging import make_context
 from ..towers.parallel import JOIN_TIMEOUT_S
 from ..wire import ranks as wire
 from .control_socket import bracketed
@@ -103,7 +102,7 @@ class RankServer:
         )
         self._registering = threading.Lock()  # for what is known
         # A context of its own: the door keeper answers for all sockets of a context.
-        self._context = make_context()
+        self._context = zmq.Context[zmq.Socket[bytes]]()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(ZAP_ENDPOINT)
         self._router = self._context.socket(zmq.ROUTER)

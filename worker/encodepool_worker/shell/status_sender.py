@@ -11,7 +11,6 @@ from collections import OrderedDict
 import zmq
 
 from ..logs import LimitedLog
-from ..messaging import make_context
 from ..types import Status
 from ..wire.control import encode_status
 from .control_socket import bracketed
@@ -49,7 +48,7 @@ class StatusSender:
         self._max_endpoints = max_endpoints
         self._unused_after_s = unused_after_s
         # A context of its own, so that ending it waits for status frames and nothing else.
-        self._context = make_context()
+        self._context = zmq.Context[zmq.Socket[bytes]]()
         self._context.set(zmq.MAX_SOCKETS, max_endpoints + 8)
         self._sockets: OrderedDict[Endpoint, tuple[zmq.Socket[bytes], float]] = OrderedDict()
 

@@ -28,9 +28,11 @@ MORE, LONG, COMMAND = 1, 2, 4
 ENDLESS_PARTS = 1000
 """So many parts are no mistake any more."""
 
-READ_BYTES = 16384
+READ_BYTES = 4096
+"""Some fifteen frames of a receiver, or two thousand messages without content of whoever floods."""
+
 MESSAGES_AT_ONCE = 256
-"""Given out at most; of what one read brought beyond, the rest is given next time."""
+"""Given out at most; what one read brought beyond is kept, and nothing is read before it is given out."""
 
 PEERS_AT_ONCE = 16
 """Looked after at most, each with one read."""
