@@ -64,7 +64,7 @@ bench: setup-dev ## what the worker costs, each figure against something in the 
 bench-tp: setup-run ## what an idle group of two ranks costs, beside the reference's way
 	@$(PY) -m benchmarks.idle_ranks
 
-bench-quick: setup-dev ## the same with fewer sizes and shorter: 10 to 14 minutes
+bench-quick: setup-dev ## the same with fewer sizes and shorter: 15 to 25 minutes
 	@$(PY) -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
 
 gpu-check: setup-run ## rows, memory and speed of the towers on a CUDA device; without one it ends with exit code 2

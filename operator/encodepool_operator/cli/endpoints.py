@@ -135,14 +135,13 @@ def follow(
 
 
 def _check_out(out: Path, read: Iterable[Path]) -> None:
-    """What is read, and the list that a local pool keeps, is not ours to write. Raises click.UsageError."""
+    """What is read, and what a local pool keeps, is not ours to write. Raises click.UsageError."""
     from encodepool_operator.local.statedir import StateDir
 
     place = out.resolve()
-    local = StateDir(place.parent.parent)
-    published = place.parent == local.endpoints and local.manifest.exists()
-    if published or any(place.is_relative_to(one.resolve()) for one in read):
-        raise click.UsageError("--out names a file of a pool's own list: choose another place")
+    own = any(StateDir(folder).owns(place) for folder in place.parents[:2])
+    if own or any(place.is_relative_to(one.resolve()) for one in read):
+        raise click.UsageError("--out names a file that is read, or of a pool's own: choose another place")
 
 
 def _checked(path: Path, read: Callable[[str], Sequence[Worker]]) -> Sequence[Worker]:

@@ -5,10 +5,12 @@ lists are compared as they should be. Ready means that its cache is filled, also
 holds the Lease.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .metrics import Metrics
@@ -59,9 +61,9 @@ class HealthServer:
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._show)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, logger=_logger(), shutdown_timeout=1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host or None, port, shutdown_timeout=1)
+        site = web.TCPSite(self._runner, host or None, port)
         await site.start()
         address: tuple[str, int] = self._runner.addresses[0]
         return address[1]
@@ -85,3 +87,14 @@ class HealthServer:
         return web.Response(
             body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
+
+
+def _logger() -> logging.Logger:
+    """aiohttp's, without a traceback for each request of a stranger that is no HTTP (answered with 400)."""
+    logger = logging.getLogger("encodepool.health")
+    logger.addFilter(_is_about_us)
+    return logger
+
+
+def _is_about_us(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

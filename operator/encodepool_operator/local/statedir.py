@@ -110,6 +110,12 @@ class StateDir:
         """Where the supervisor of this start's pod writes why it failed."""
         return self.run / f"{_start(group, incarnation, pod)}.termination"
 
+    def owns(self, path: Path) -> bool:
+        """Whether ``path`` is a file that a pool keeps here, if there is or was one."""
+        files = (self.manifest, self.state, self.status, self.processes, self.lock_file)
+        folders = (self.endpoints, self.log, self.run)
+        return self.lock_file.exists() and (path in files or path.parent in folders)
+
     def create(self) -> None:
         """Make the folders, if need be. Raises LocalError where they cannot be made or written."""
         try:

@@ -45,6 +45,9 @@ def up(
     check_fit(manifest.pool.spec, devices=devices, environ=inherited, replaces=runs and not worker)
     if not runs:
         UserCounter(user_state_dir(environ)).check()
+    kept = state_dir.manifest
+    if kept.exists() and not state_dir.lock_file.exists() and not kept.samefile(file):
+        raise LocalError(f"{kept} is not of a pool's making: choose a --state-dir that is the pool's alone")
     state_dir.create()
     _check_change(state_dir, manifest)
     for text in manifest.notes:

@@ -80,6 +80,7 @@ def test_merge_writes_over_no_list_that_a_pool_keeps_or_that_it_reads(tmp_path, 
     pool, listed = tmp_path / "pool", put(tmp_path / "a.json", text(worker(1)))
     own = put(pool / "endpoints" / "workers.json", text(worker(2)))
     put(pool / "pool.yaml", "")
+    put(pool / "lock", "")
     (tmp_path / "link.json").symlink_to(own)
     for lists, out in (
         ([pool], own),
@@ -87,9 +88,10 @@ def test_merge_writes_over_no_list_that_a_pool_keeps_or_that_it_reads(tmp_path, 
         ([listed], pool / "endpoints" / "endpoints.json"),  # of a pool that is not even merged
         ([listed, pool], listed),
         ([pool], tmp_path / "link.json"),
+        ([listed], pool / "lock"),
     ):
         assert main(["endpoints", "merge", *map(str, lists), "-o", str(out)]) == 2
-        assert "a pool's own list: choose another place" in capsys.readouterr().err
+        assert "or of a pool's own: choose another place" in capsys.readouterr().err
     assert (ids(own), ids(listed)) == (["2-1"], ["1-1"])
     assert sorted(path.name for path in (pool / "endpoints").iterdir()) == ["workers.json"]
     beside = tmp_path / "endpoints" / "workers.json"  # a folder of that name, and no pool

@@ -90,3 +90,13 @@ def test_down_says_what_it_ended_and_ctrl_c_what_goes_on(pool):
     assert done.stdout.startswith("pool pool is down: 2 groups, 5 processes ended in ")
     assert pool.processes() == {}
     assert pool.run("down").stdout == ""
+
+
+def test_a_manifest_that_is_no_pools_copy_is_not_written_over(pool, tmp_path):
+    pool.write()
+    mine = pool.dir / "pool.yaml"
+    mine.parent.mkdir()
+    mine.write_text("# mine\n")
+    assert f"{mine} is not of a pool's making" in pool.run("up", code=1).stderr
+    assert mine.read_text() == "# mine\n"
+    assert list(pool.dir.iterdir()) == [mine]

@@ -103,6 +103,7 @@ def test_what_would_be_written_or_asked_wrongly_is_refused_before_anything_is_se
     for arguments, says in [
         ([*listed, "--heatmap", tmp_path / "x.txt"], "--heatmap writes a .png file: call it x.png"),
         ([*listed, "--heatmap", tmp_path / "x.jpg"], "--heatmap writes a .png file: call it x.png"),
+        ([*listed, "--heatmap", path], "--heatmap names one of the pictures: choose another name"),
         ([*listed, "--out", tmp_path / "rows.txt"], "--out writes a .npz file: call it rows.npz"),
         (["--endpoint", side.url, "--bootstrap", "bar"], "--bootstrap must be HOST:PORT, is 'bar'"),
         (["--endpoint", "bar", "--bootstrap", "c:1"], "--endpoint must be grpc://HOST:PORT, is 'bar'"),

@@ -5,6 +5,7 @@ import json
 
 import aiohttp
 import pytest
+import structlog
 
 from encodepool_worker.errors import ConfigError
 from encodepool_worker.frontend import bootstrap
@@ -151,6 +152,24 @@ def test_a_connection_that_sends_nothing_is_no_harm():
         assert (await ask(http, "GET", "/health"))[0] == 200
 
     with_server(story)
+
+
+def test_requests_that_are_no_http_are_answered_and_fill_no_log():
+    async def story(http, table):
+        port = http._base_url.port
+        for _ in range(200):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/9.9\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+            writer.close()
+            await writer.wait_closed()
+        assert (await ask(http, "PUT", "/route", data=rank()))[0] == 200
+
+    with structlog.testing.capture_logs() as lines:
+        with_server(story)
+    assert 10 <= len(lines) < 50
+    assert {line["event"] for line in lines} == {"an HTTP request cannot be read", "rank registered"}
+    assert not any("exc_info" in line for line in lines)
 
 
 def test_a_port_in_use_is_an_error_at_start():

@@ -93,6 +93,8 @@ def encode(
         raise click.UsageError("--endpoint and --bootstrap go together")
     check_target(out, "--out", ".npz")
     check_target(heatmap, "--heatmap", ".png")
+    if heatmap is not None and heatmap.resolve() in {image.resolve() for image in images}:
+        raise click.UsageError("--heatmap names one of the pictures: choose another name")
     for option, form, given in (
         ("--endpoint", "grpc://HOST:PORT", url),
         ("--bootstrap", "HOST:PORT", bootstrap),

@@ -1,5 +1,6 @@
 """What a bootstrap server answers: how many encode ranks there are, and where each listens."""
 
+import http.client
 import urllib.error
 import urllib.request
 
@@ -50,6 +51,10 @@ def _get(base: str, query: bootstrap.RouteQuery) -> bytes:
         raise EndpointUnavailable(
             f"{base} has no encode rank {query.rank} (HTTP {refused.code}): wait until all have registered"
         ) from refused
+    except http.client.HTTPException as strange:
+        raise ClientError(
+            f"{base} is not the bootstrap server of an encode worker: what answers is not HTTP"
+        ) from strange
     except (OSError, ValueError) as failed:
         reason = getattr(failed, "reason", failed)
         raise EndpointUnavailable(

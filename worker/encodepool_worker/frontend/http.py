@@ -1,8 +1,12 @@
 """Starting and ending an HTTP server of this process. A port that cannot be bound is an error."""
 
+import logging
+
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ConfigError
+from ..logs import LimitedLog
 
 BACKLOG = 512
 SHUTDOWN_S = 1.0
@@ -15,7 +19,9 @@ class HttpServer:
         self._host = host
         self._port = port
         self._purpose = purpose
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=_logger(), handle_signals=False, shutdown_timeout=SHUTDOWN_S
+        )
 
     async def start(self) -> int:
         """The port it listens on. Raises ConfigError."""
@@ -32,3 +38,25 @@ class HttpServer:
 
     async def stop(self) -> None:
         await self._runner.cleanup()
+
+
+class _Complaints(logging.Handler):
+    """What aiohttp says of requests, as lines of ours: few, since strangers cause them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._log = LimitedLog(per_s=1, burst=10)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            self._log.warning("an HTTP request cannot be read", problem=repr(error.message)[:200])
+        else:
+            self._log.warning(record.getMessage(), exc_info=record.exc_info)
+
+
+def _logger() -> logging.Logger:
+    """Of one server, and known to nobody else."""
+    logger = logging.Logger("encodepool.http")
+    logger.addHandler(_Complaints())
+    return logger
