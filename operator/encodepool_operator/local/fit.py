@@ -52,7 +52,7 @@ def _problems(
             f"spec.accelerator.perRank: {groups} {gpus(needed)}, this machine shows "
             f"{len(devices)}; lower spec.replicas, or set perRank to 0 to run on the CPU"
         )
-    heads = _heads(spec.model.path)
+    heads = _heads(Path(spec.model.path)) if spec.model.path else None
     if heads is not None and heads % spec.tensor_parallel_size:
         fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
         yield (
@@ -104,11 +104,10 @@ def _model_problems(folder: str) -> Iterator[str]:
             yield f"spec.model.path: {file} has no vision_config; name the folder of the whole model"
 
 
-def _heads(folder: str) -> int | None:
+def _heads(folder: Path) -> int | None:
     """Heads of the vision tower; None if config.json does not tell."""
     try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        heads = config["vision_config"]["num_heads"]
+        heads = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vision_config"]["num_heads"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return heads if isinstance(heads, int) and heads > 0 else None

@@ -181,6 +181,20 @@ def test_what_no_start_could_change_is_refused_before_the_first_with_the_field(m
     assert few.startswith("spec.network.portRange.size: must be at least 12 on one machine, is 11: 4 ports")
 
 
+def test_of_a_model_on_the_hub_nothing_is_looked_up_where_the_command_runs(manifest, tmp_path, monkeypatch):
+    """Its name is no folder, and the current one may be a checkpoint of another model."""
+    monkeypatch.chdir(tmp_path)
+    for text in ('{"vision_config": {"num_heads": 16}}', "no JSON"):
+        (tmp_path / "config.json").write_text(text)
+        loaded = manifest(
+            model={"name": "org/model"},
+            accelerator={"perRank": 0},
+            transfer={"backend": "tcp"},
+            tensorParallelSize=3,
+        )
+        check_fit(loaded.pool.spec, devices=(), environ={}, replaces=True)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -44,8 +44,7 @@ class Inbox:
     def __init__(self, crash: Crash) -> None:
         self._crash = crash
         self._answers: deque[Event] = deque()
-        self._sources: dict[int, Source] = {}
-        self._turns: deque[int] = deque()  # of the sources
+        self._sources: deque[tuple[int, Source]] = deque()  # with their descriptors, in the order of turns
         self._asleep = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
@@ -54,8 +53,7 @@ class Inbox:
     def listen(self, source: Source) -> None:
         """By the owner thread, or before it runs."""
         fd = source.fileno()
-        self._sources[fd] = source
-        self._turns.append(fd)
+        self._sources.append((fd, source))
         self._epoll.register(fd, select.EPOLLIN)
 
     def answer(self, event: Event) -> None:
@@ -68,9 +66,8 @@ class Inbox:
 
     def take(self, timeout_s: float) -> list[Event]:
         """What has arrived; empty if nothing does within the time, or what did was no event."""
-        now_s = time.monotonic()
-        due_s = min((source.due_s() for source in self._sources.values()), default=math.inf)
-        wait_s = max(0.0, min(timeout_s, due_s - now_s))
+        due_s = min((source.due_s() for _, source in self._sources), default=math.inf)
+        wait_s = max(0.0, min(timeout_s, due_s - time.monotonic()))
         self._asleep = True
         ready = {fd for fd, _ in self._epoll.poll(0 if self._answers else wait_s)}
         self._asleep = False
@@ -80,12 +77,13 @@ class Inbox:
         while self._answers:
             events.append(self._answers.popleft())
         n_answers = len(events)
-        for fd in tuple(self._turns):
-            if fd in ready or self._sources[fd].due_s() <= time.monotonic():
+        now_s = time.monotonic()
+        for fd, source in tuple(self._sources):
+            if fd in ready or source.due_s() <= now_s:
                 if len(events) - n_answers >= ENOUGH:
                     break  # the others come first in the next turn
-                events.extend(self._read(fd))
-            self._turns.rotate(-1)
+                events.extend(self._read(fd, source))
+            self._sources.rotate(-1)
         return events
 
     def close(self) -> None:
@@ -93,15 +91,13 @@ class Inbox:
         self._epoll.close()
         os.close(self._wake_fd)
 
-    def _read(self, fd: int) -> Sequence[Event]:
-        source = self._sources[fd]
+    def _read(self, fd: int, source: Source) -> Sequence[Event]:
         try:
             return source.read()
         except Exception as error:  # noqa: BLE001 (handed on)
             name = type(source).__name__
             get_logger().exception("a socket cannot be read", socket=name)
             self._epoll.unregister(fd)
-            self._turns.remove(fd)
-            del self._sources[fd]
+            self._sources.remove((fd, source))
             self._crash(f"{name} cannot be read: {error!r}")
             return ()

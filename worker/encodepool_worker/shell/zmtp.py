@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -185,10 +184,7 @@ class ZmtpServer:
                 self._accept()
             elif fd in self._peers:
                 self._read(self._peers[fd])
-        some = list(islice(self._messages, MESSAGES_AT_ONCE))
-        for _ in some:
-            self._messages.popleft()
-        return some
+        return [self._messages.popleft() for _ in range(min(len(self._messages), MESSAGES_AT_ONCE))]
 
     def close(self) -> None:
         """What waits in the connections is given up."""
