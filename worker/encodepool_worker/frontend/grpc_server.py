@@ -16,6 +16,10 @@ MAX_CONCURRENT_STREAMS = 256
 WINDOW_BYTES = 65536
 """What a peer may send on a stream that nobody reads yet; also HTTP/2's own default."""
 
+MIN_PING_INTERVAL_S = 5
+"""Peers may ping this often, on idle connections too: SMG does every 30 s. Where the option is missing or
+misspelt gRPC asks for 300 s, and cuts the connection at the fourth ping (GOAWAY ``too_many_pings``)."""
+
 STOP_GRACE_S = 1.0
 
 HEALTH_NAMES = ("", servicer.SERVICE, scheduler.SERVICE)
@@ -39,7 +43,7 @@ def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_S * 1000),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
