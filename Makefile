@@ -1,10 +1,11 @@
 # `make help` lists what there is. Each target sets up what it needs.
 SHELL := /bin/bash
 PY := .venv/bin/python
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/encodepool
 LOCK = .venv/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --python-version 3.11 pyproject.toml
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-tp2 test test-fast check format generate lock clean cluster-programs cluster-up cluster-down test-cluster gpu-check bench bench-quick bench-tp setup-run setup-dev
+.PHONY: help demo demo-tp2 test test-all test-fast mutants check format generate lock clean cluster-programs cluster-up cluster-down test-cluster gpu-check bench bench-quick bench-tp setup-run setup-dev
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -21,17 +22,22 @@ demo: setup-run ## two encode groups on this machine, images through them and ba
 demo-tp2: setup-run ## the same with one group of two ranks that compute the tower together
 	@$(PY) examples/demo.py examples/tiny-tp2.yaml
 
-test: setup-dev ## all tests, with the real peers
+test: setup-dev ## all tests, with the real peers; three groups only when what they cover has changed (tests/README.md)
+	@scripts/test.sh changed
+
+test-all: setup-dev ## all tests, whatever has changed
 	@scripts/test.sh all
 
 test-fast: setup-dev ## the pure and contract layers
 	@scripts/test.sh fast
 
+mutants: setup-dev ## 200 small faults in the cores and the wire, and which of them the pure tests notice; AGAINST=earlier.json
+	@$(PY) -m tests.mutants $(if $(AGAINST),--against $(AGAINST))
+
 check: setup-dev ## format, lint, types, import rules, generated files
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
-	@$(PY) -m mypy
-	@$(PY) -m mypy -p tests.cluster.kit
+	@$(PY) -m mypy --cache-dir $(CACHE)/mypy
 	@$(PY) -m pytest -q -p no:cacheprovider tests/test_import_rules.py tests/test_no_pickle.py
 	@scripts/generate.sh --check
 
@@ -46,7 +52,7 @@ lock: setup-dev ## resolve pyproject.toml into requirements/ again
 	@$(LOCK) -c requirements/constraints.txt --extra operator --extra worker -o requirements/run.txt
 	@$(LOCK) -c requirements/run.txt --extra dev -o requirements/dev.txt
 
-cluster-programs: setup-dev ## build the programs of a test cluster that are missing (once, about 12 minutes)
+cluster-programs: setup-dev ## build the programs of a test cluster that are missing (once, about 16 minutes)
 	@$(PY) -m tests.cluster.kit build
 
 cluster-up: setup-dev ## a real cluster with two nodes on this machine, until cluster-down; WITH=operator or WITH=example adds ours
@@ -71,4 +77,4 @@ gpu-check: setup-run ## rows, memory and speed of the towers on a CUDA device; w
 	@timeout -k 5 480 $(PY) benchmarks/gpu_check.py
 
 clean: ## remove what the targets made
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .mutants.json .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

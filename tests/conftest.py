@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 from tests.peers.tokenspeed.remote import ROOT, Remote, missing_packages, without_proxies
+from tests.warm.client import WarmProcess, WarmPython
+
+pytest_plugins = ["tests.seldom"]
 
 POLL_S = 0.01
 
@@ -33,7 +36,8 @@ def wait_for() -> Callable[..., Any]:
     return wait
 
 
-FREE_PORTS = (61000, 65536)
+FREE_PORTS = {"": (61000, 65536), "cluster": (61000, 62000), "e2e": (62000, 64000), "others": (64000, 65536)}
+"""By lane of `scripts/test.sh`: runs side by side do not take each other's ports."""
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +52,7 @@ def free_port() -> Callable[[], int]:
 
     def take() -> int:
         while True:
-            port = chance.randrange(*FREE_PORTS)
+            port = chance.randrange(*FREE_PORTS[os.environ.get("ENCODEPOOL_TEST_LANE", "")])
             with socket.socket() as probe, suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 if port not in given:
@@ -95,6 +99,27 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """One process that has imported torch and transformers, to fork others from."""
+    environ = without_proxies(os.environ) | {"OMP_NUM_THREADS": "1"}
+    warm = WarmPython(tmp_path_factory.mktemp("warm") / "log", environ)
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def fork(warm_python: WarmPython) -> Callable[..., WarmProcess]:
+    """As ``spawn``, for ``encodepool-worker ...`` and ``python -m MODULE ...``, without their imports."""
+
+    def start(argv: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> WarmProcess:
+        environ = without_proxies(os.environ) | {"OMP_NUM_THREADS": "1"} | dict(env or {})
+        with log.open("ab") as out:
+            return warm_python.popen(argv, environ=environ, stdout=out, stderr=out)
+
+    return start
+
+
+@pytest.fixture(scope="session")
 def program() -> Callable[[str], Path]:
     """``program(name)``: an installed command, beside the running Python or on PATH."""
 
@@ -109,18 +134,12 @@ def program() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, program: Callable[[str], Path]) -> Path:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, fork: Callable[..., WarmProcess]) -> Path:
     """A complete small Qwen3-VL checkpoint (float32, hidden 256, 3 deepstack levels)."""
     folder = tmp_path_factory.mktemp("model") / "tiny-qwen3-vl"
-    made = subprocess.run(
-        [program("encodepool-worker"), "make-tiny-model", folder],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if made.returncode != 0:
-        pytest.fail(f"make-tiny-model: {made.stderr}")
+    log = folder.parent / "log"
+    if fork(["encodepool-worker", "make-tiny-model", folder], log).wait(120) != 0:
+        pytest.fail(f"make-tiny-model: {log.read_text()}")
     return folder
 
 
@@ -138,14 +157,14 @@ def peers_installed() -> None:
 
 @pytest.fixture(scope="session")
 def tokenspeed(
-    peers_installed: None, tmp_path_factory: pytest.TempPathFactory
+    peers_installed: None, tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython
 ) -> Iterator[Callable[..., Remote]]:
     """``tokenspeed("prefill" | "encode", **params)``: a real endpoint, importing in the background."""
     folder = tmp_path_factory.mktemp("tokenspeed")
     started: list[Remote] = []
 
     def start(kind: str, **params: object) -> Remote:
-        remote = Remote(kind, folder / f"{kind}.{len(started)}.log", **params)
+        remote = Remote(warm_python, kind, folder / f"{kind}.{len(started)}.log", **params)
         started.append(remote)
         return remote
 

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.e2e.gateway import Picture
 from tests.e2e.receiving import Receivers, Rows, tower_rows
 from tests.e2e.running import RunningWorker
 from tests.peers.tokenspeed.remote import Remote
+from tests.warm.client import WarmProcess
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +37,7 @@ def direct(tiny_model: Path) -> Callable[[Picture], Rows]:
 
 @pytest.fixture(scope="session")
 def start_worker(
-    spawn: Callable[..., subprocess.Popen[bytes]],
-    program: Callable[[str], Path],
+    fork: Callable[..., WarmProcess],
     tiny_model: Path,
     free_port: Callable[[], int],
     tmp_path_factory: pytest.TempPathFactory,
@@ -50,7 +49,7 @@ def start_worker(
     def start(**settings: Any) -> RunningWorker:
         flags = {name.replace("_", "-"): value for name, value in settings.items()}
         log = folder / f"worker.{next(numbers)}.log"
-        return RunningWorker(spawn, program("encodepool-worker"), tiny_model, log, free_port, flags)
+        return RunningWorker(fork, ["encodepool-worker"], tiny_model, log, free_port, flags)
 
     return start
 

@@ -1,17 +1,14 @@
 """``encodepool-worker serve`` of several ranks, one of which raises or stays in its tower on request.
 
 Rank ``RAISING`` fails in the middle of the forward pass of every image of ``TRIGGER`` patches, and
-never begins a batch with one of ``HELD``; all else is the worker's own code. ``write_program`` makes
-the program of a ``RunningWorker``.
+never begins a batch with one of ``HELD``; all else is the worker's own code. ``COMMAND`` is the
+command of a ``RunningWorker``.
 """
 
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-from tests.peers.tokenspeed.remote import ROOT
 
 RAISING = 1
 TRIGGER = (12, 14)
@@ -22,11 +19,7 @@ MODULE = "tests.e2e.raising_rank"
 WORDS = "made by the test"
 
 
-def write_program(folder: Path) -> Path:
-    program = folder / "worker"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m {MODULE} "$@"\n')
-    program.chmod(0o700)
-    return program
+COMMAND = (sys.executable, "-P", "-m", MODULE)
 
 
 def serve(argv: list[str]) -> int:

@@ -7,13 +7,14 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
 import psutil
 from smg_grpc_proto.generated import tokenspeed_encoder_pb2_grpc, tokenspeed_scheduler_pb2_grpc
+from tests.warm.client import WarmProcess
 
 HOST = "127.0.0.1"
 START_S = 90.0
@@ -39,8 +40,8 @@ class RunningWorker:
 
     def __init__(
         self,
-        spawn: Callable[..., subprocess.Popen[bytes]],
-        program: Path,
+        start: Callable[..., subprocess.Popen[bytes] | WarmProcess],
+        command: Sequence[str | Path],
         model: Path,
         log: Path,
         free_port: Callable[[], int],
@@ -59,8 +60,8 @@ class RunningWorker:
         } | flags
         if given.get("tensor-parallel-size", 1) > 1:
             given.setdefault("dist-init-port", free_port())
-        argv = [program, "serve", *(f"--{name}={value}" for name, value in given.items())]
-        self.process = spawn(argv, log)
+        argv = [*command, "serve", *(f"--{name}={value}" for name, value in given.items())]
+        self.process = start(argv, log)
         self._channel: grpc.Channel | None = None
 
     @property

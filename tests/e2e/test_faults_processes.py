@@ -22,7 +22,6 @@ from tests.e2e.gateway import SHM, image_request
 from tests.e2e.late_receiver import UNTOUCHED
 from tests.e2e.receiving import HIDDEN, LEVELS, Receivers
 from tests.e2e.running import RunningWorker, http
-from tests.peers.tokenspeed.remote import ROOT
 
 pytestmark = pytest.mark.real
 
@@ -40,15 +39,14 @@ SLACK_S = 5.0
 class Light:
     """A light receiver in its own process, and what the tests do to it."""
 
-    def __init__(self, log):
+    def __init__(self, warm_python, log):
         with log.open("ab") as stderr:
-            self.process = subprocess.Popen(
+            self.process = warm_python.popen(
                 [sys.executable, "-m", "tests.e2e.late_receiver", str(32 << 20)],
-                cwd=ROOT,
+                environ=os.environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
             )
         self._answer()
 
@@ -82,12 +80,12 @@ class Light:
 
 
 @pytest.fixture(scope="module")
-def light_receiver(tmp_path_factory):
+def light_receiver(warm_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("light")
     started = []
 
     def start():
-        started.append(Light(folder / f"receiver.{len(started)}.log"))
+        started.append(Light(warm_python, folder / f"receiver.{len(started)}.log"))
         return started[-1]
 
     yield start
@@ -223,7 +221,10 @@ def short_dir():
 def test_a_worker_killed_at_any_moment_leaves_nothing_that_the_next_start_does_not_sweep(
     spawn, program, tiny_model, free_port, tmp_path, short_dir, new_room, new_picture, wait_for
 ):
-    """Four lives ended at random: while Python starts, while the model loads, and under requests."""
+    """Four lives ended at random: while Python starts, while the model loads, and under requests.
+
+    Fresh processes, because a forked one does not start Python.
+    """
     dice = random.Random(20)
     segments = {path.name for path in SHM.iterdir()}
     lives = [dice.uniform(0.1, 1.5), dice.uniform(1.5, 3.0), None, None]
@@ -295,7 +296,10 @@ def room_left(folder):
 def test_a_full_dev_shm_costs_only_what_was_to_lie_there(
     spawn, program, tiny_model, free_port, tmp_path, shared_prefill, new_room, new_picture, direct
 ):
-    """Pixels by segment are refused by name while it is full; pixels in the message are served."""
+    """Pixels by segment are refused by name while it is full; pixels in the message are served.
+
+    A fresh process, because only that can be started in a mount namespace of its own.
+    """
     in_its_own_shm = [
         "unshare",
         "-m",

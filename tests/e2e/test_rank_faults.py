@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from tests.e2e.gateway import image_request
-from tests.e2e.raising_rank import HELD, write_program
+from tests.e2e.raising_rank import COMMAND, HELD
 from tests.e2e.receiving import Receivers
 from tests.e2e.running import RunningWorker
 
@@ -40,10 +40,9 @@ class Pod:
 
 
 @pytest.fixture(scope="module")
-def groups(spawn, tiny_model, free_port, tmp_path_factory):
+def groups(fork, tiny_model, free_port, tmp_path_factory):
     """All groups of the module: they start together."""
     folder = tmp_path_factory.mktemp("groups")
-    program = write_program(folder)
 
     def start(name, n_pods):
         port, pods = free_port(), []
@@ -58,7 +57,7 @@ def groups(spawn, tiny_model, free_port, tmp_path_factory):
                 "store-device-mib": 64,
             }
             log = folder / f"{name}.{index}.log"
-            worker = RunningWorker(spawn, program, tiny_model, log, free_port, flags)
+            worker = RunningWorker(fork, COMMAND, tiny_model, log, free_port, flags)
             pods.append(Pod(worker, reason, range(index, index + 1)))
         return pods
 

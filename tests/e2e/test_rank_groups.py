@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zmq
 from tests.e2e.gateway import image_request
-from tests.e2e.raising_rank import TRIGGER, write_program
+from tests.e2e.raising_rank import COMMAND, TRIGGER
 from tests.e2e.receiving import HIDDEN, LEVELS
 from tests.e2e.running import HOST, RunningWorker
 from tests.peers.tokenspeed.remote import PeerError
@@ -23,10 +23,10 @@ FLOOD_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def worker(spawn, tiny_model, free_port, shared_prefill, tmp_path_factory):
+def worker(fork, tiny_model, free_port, shared_prefill, tmp_path_factory):
     folder = tmp_path_factory.mktemp("group")
     flags = {"tensor-parallel-size": N_RANKS, "store-device-mib": 64}
-    running = RunningWorker(spawn, write_program(folder), tiny_model, folder / "log", free_port, flags)
+    running = RunningWorker(fork, COMMAND, tiny_model, folder / "log", free_port, flags)
     yield running.ready()
     assert running.stop(60) == 0, running.log_tail()
 

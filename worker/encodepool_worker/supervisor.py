@@ -5,8 +5,8 @@ late, the reason is written down, every child is killed and the exit code is 1. 
 is not the one that was lost, has a moment before that to tell its receivers. It works as PID 1
 (it reaps every orphan) and imports neither torch nor grpc.
 
-SIGTERM is passed on once; the children then agree on the drain among themselves, and the exit
-code is 0 when all of them ended with 0. A second SIGTERM kills them at once.
+SIGTERM is passed on once: the children agree on the drain, and the exit code is 0 when all of theirs
+are. A second SIGTERM kills them at once.
 """
 
 import os
@@ -245,9 +245,7 @@ class Supervisor:
 
     def _catch_signals(self) -> None:
         """Signals as bytes on a pipe, so that one select waits for everything."""
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, _noted)
@@ -275,7 +273,7 @@ class Supervisor:
         argv = [*spec.command, "--run-dir", str(run_dir)]
         argv += ["--lifeline-fd", str(lifeline_read), "--heartbeat-fd", str(beat_write)]
         try:
-            process = subprocess.Popen(
+            process = self.popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -293,6 +291,10 @@ class Supervisor:
         self._selector.register(beat_read, selectors.EVENT_READ, child)
         self._log.info("child started", child=spec.name, pid=process.pid)
         return child
+
+    def popen(self, argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        """Start a child. Tests put a fork of a process in its place that has its imports already."""
+        return subprocess.Popen(argv, **options)
 
     def _open_log(self, spec: ChildSpec) -> int | None:
         """A local pool has a log file for each role; elsewhere the children share our streams."""

@@ -32,11 +32,11 @@ def kept_clusters() -> list[Record]:
         return [record for record in records(base) if record.owner is None and not record.abandoned]
 
 
-def build(nodes: bool, also: list[str]) -> int:
+def build(nodes: bool) -> int:
     if nodes and os.geteuid() != 0:
-        say_on_stderr("nodes need root: only the programs of the control plane")
+        say_on_stderr("nodes need root: only the programs of the control plane, and the clients")
         nodes = False
-    get_missing(nodes=nodes, also=tuple(also))
+    get_missing(nodes=nodes, also=tuple(program.name for program in CLIENTS))
     return 0
 
 
@@ -110,8 +110,6 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="build and install the programs that are missing")
     building.add_argument("--control-plane-only", action="store_true")
-    names = [program.name for program in CLIENTS]
-    building.add_argument("--also", action="append", default=[], choices=names)
     starting = commands.add_parser("up", help="start a cluster that stays")
     starting.add_argument("--nodes", type=int, default=2)
     starting.add_argument(
@@ -126,7 +124,7 @@ def main() -> int:
     chosen = parser.parse_args()
     try:
         if chosen.command == "build":
-            return build(not chosen.control_plane_only, chosen.also)
+            return build(not chosen.control_plane_only)
         if chosen.command == "up":
             return up(chosen.nodes, chosen.also)
         return down() if chosen.command == "down" else status()

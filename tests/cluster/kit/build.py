@@ -37,8 +37,8 @@ def say_on_stderr(line: str) -> None:
 def get_missing(*, nodes: bool, also: tuple[str, ...] = (), say: Say = say_on_stderr) -> None:
     """Build and install whatever a cluster needs and this machine lacks.
 
-    ``also`` names further programs of ``PROGRAMS``. Takes about 12 minutes on two cores when
-    nothing is there yet, and no time when everything is. Raises ProgramMissing.
+    ``also`` names further programs of ``PROGRAMS``. Takes as long as these say when nothing is there
+    yet, and no time when everything is. Raises ProgramMissing.
     """
     _install_packages(missing_packages(nodes=nodes), say)
     wanted = missing_programs(nodes=nodes)
@@ -49,6 +49,8 @@ def get_missing(*, nodes: bool, also: tuple[str, ...] = (), say: Say = say_on_st
         names = ", ".join(program.name for program in wanted)
         raise ProgramMissing(f"{names} must be built, and there is no Go: install Go 1.26 or newer")
     with _one_at_a_time(say):
+        minutes = sum(program.build_s for program in wanted) / 60
+        say(f"{len(wanted)} programs to build, about {minutes:.0f} minutes on two cores, once")
         for number, program in enumerate(wanted, 1):
             if find(program.name) is None:
                 _build(program, f"{number}/{len(wanted)}", say)

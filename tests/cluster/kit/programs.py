@@ -72,23 +72,23 @@ def _containerd(name: str, build_s: int) -> Program:
 
 CONTROL_PLANE = (
     # Older ones lack RequestWatchProgress, without which streamed lists fail.
-    Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", (3, 5, 13), 80),
-    _kube("kube-apiserver", 480),
-    _kube("kube-controller-manager", 66),
-    _kube("kube-scheduler", 5),
+    Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", (3, 5, 13), 70),
+    _kube("kube-apiserver", 350),
+    _kube("kube-controller-manager", 95),
+    _kube("kube-scheduler", 15),
 )
 NODE = (
-    _kube("kubelet", 16),
-    _kube("kube-proxy", 8),
-    _containerd("containerd", 60),
+    _kube("kubelet", 35),
+    _kube("kube-proxy", 15),
+    _containerd("containerd", 130),
     _containerd("containerd-shim-runc-v2", 5),
     _containerd("ctr", 10),
-    Program("cluster-dns", "dns", ".", (1, 12, 0), 90),
+    Program("cluster-dns", "dns", ".", (1, 12, 0), 115),
 )
 # kubectl works against API servers a few versions newer, with a warning.
 CLIENTS = (
     _kube("kubectl", 20, (1, 30, 0)),
-    Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", (3, 0, 0), 75, _HELM),
+    Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", (3, 0, 0), 125, _HELM),
 )
 PROGRAMS = {program.name: program for program in (*CONTROL_PLANE, *NODE, *CLIENTS)}
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.warm.client import WarmPython
+
 ROOT = Path(__file__).resolve().parents[3]
 NEEDED = ("tokenspeed", "mooncake", "compressed_tensors", "loguru", "pybase64", "starlette", "smg")
 
@@ -32,24 +34,21 @@ class PeerError(RuntimeError):
 
 
 class Remote:
-    """``Remote("prefill", log).call("ask", address=..., room=7, ...)``.
+    """``Remote(warm_python, "prefill", log).call("ask", address=..., room=7, ...)``.
 
     `start` and `finish` split a call in two; answers come in the order of the calls. Starting
     takes some seconds of imports: `ready` waits for them.
     """
 
-    def __init__(self, kind: str, log: Path, **params: object) -> None:
+    def __init__(self, warm: WarmPython, kind: str, log: Path, **params: object) -> None:
         self._log = log
         with log.open("ab") as stderr:
-            self.process = subprocess.Popen(
+            self.process = warm.popen(
                 [sys.executable, "-m", "tests.peers.tokenspeed.serve", kind, json.dumps(params)],
-                cwd=ROOT,
-                env=without_proxies(os.environ),
+                environ=without_proxies(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
-                encoding="utf-8",
             )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

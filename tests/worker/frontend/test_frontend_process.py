@@ -14,6 +14,7 @@ import aiohttp
 import grpc
 import pytest
 from smg_grpc_proto.generated import tokenspeed_encoder_pb2_grpc as encoder_grpc
+from tests.warm.client import WarmPython
 
 from encodepool_worker.frontend.health import MAX_TURN_AGE_S
 from encodepool_worker.wire import intake
@@ -22,7 +23,9 @@ from encodepool_worker.wire import intake
 class Process:
     """One frontend with its ports, and the supervisor's ends of its two pipes."""
 
-    def __init__(self, run_dir: Path, ports: tuple[int, int, int], flags: dict[str, object]) -> None:
+    def __init__(
+        self, warm: WarmPython, run_dir: Path, ports: tuple[int, int, int], flags: dict[str, object]
+    ) -> None:
         self.run_dir = run_dir
         self.grpc_port, self.bootstrap_port, self.metrics_port = ports
         lifeline, self.lifeline = os.pipe()
@@ -37,10 +40,11 @@ class Process:
         }
         argv = [part for name, value in (known | flags).items() for part in (f"--{name}", str(value))]
         with (run_dir / "log").open("ab") as log:
-            self.popen = subprocess.Popen(
+            self.popen = warm.popen(
                 [sys.executable, "-m", "encodepool_worker.frontend", *argv],
+                environ=os.environ,
+                stdout=log,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
                 pass_fds=(lifeline, heartbeat),
             )
         os.close(lifeline)
@@ -67,12 +71,12 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path, bare_model, free_port):
+def process(warm_python, tmp_path, bare_model, free_port):
     started = []
 
     def start(**flags):
         ports = (free_port(), free_port(), free_port())
-        found = Process(tmp_path, ports, {"model": bare_model} | flags)
+        found = Process(warm_python, tmp_path, ports, {"model": bare_model} | flags)
         started.append(found)
         return found
 

@@ -3,7 +3,6 @@
 import http.server
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -53,7 +52,7 @@ def tiny_model(tmp_path_factory):
 class Process:
     """A rank with the supervisor's ends of its pipes."""
 
-    def __init__(self, run_dir, model, bootstrap_port, more):
+    def __init__(self, warm_python, run_dir, model, bootstrap_port, more):
         lifeline, self.lifeline = os.pipe()
         self.heartbeat, heartbeat = os.pipe()
         self.log_path = run_dir / "log"
@@ -70,12 +69,12 @@ class Process:
         }
         argv = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         with self.log_path.open("wb") as log:
-            self.popen = subprocess.Popen(
+            self.popen = warm_python.popen(
                 [sys.executable, "-P", "-m", "encodepool_worker.shell", *argv],
+                environ=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=log,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
                 pass_fds=(lifeline, heartbeat),
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
         os.close(lifeline)
         os.close(heartbeat)
@@ -99,11 +98,11 @@ class Process:
 
 
 @pytest.fixture
-def start(short_dir, tiny_model, route_table):
+def start(warm_python, short_dir, tiny_model, route_table):
     started = []
 
     def start_it(model=tiny_model, **more):
-        started.append(Process(short_dir, model, route_table.server_port, more))
+        started.append(Process(warm_python, short_dir, model, route_table.server_port, more))
         return started[-1]
 
     yield start_it

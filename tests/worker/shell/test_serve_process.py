@@ -36,7 +36,7 @@ def free_ports(n):
 
 
 class Worker:
-    def __init__(self, folder, model, wait_until):
+    def __init__(self, folder, model, wait_until, warm_python=None):
         self.wait_until = wait_until
         self.folder = folder
         self.state_dir = folder / "state"
@@ -54,7 +54,10 @@ class Worker:
         argv += ["--metrics-port", str(self.metrics), "--group", "1", "--incarnation", "4"]
         argv += ["--state-dir", str(self.state_dir), "--termination-log", str(self.termination_log)]
         with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=environ)
+            if warm_python is None:
+                self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=environ)
+            else:
+                self.process = warm_python.popen(argv, stdout=log, stderr=log, environ=environ)
 
     def get(self, path):
         try:
@@ -84,14 +87,24 @@ class Worker:
 
 
 @pytest.fixture
-def worker(short_dir, model, wait_until):
+def worker(short_dir, model, wait_until, warm_python):
+    worker = Worker(short_dir, model, wait_until, warm_python)
+    yield worker
+    worker.process.kill()
+    worker.process.wait()
+
+
+@pytest.fixture
+def fresh_worker(short_dir, model, wait_until):
+    """Started as a user starts it: nothing is imported yet."""
     worker = Worker(short_dir, model, wait_until)
     yield worker
     worker.process.kill()
     worker.process.wait()
 
 
-def test_a_worker_becomes_ready_drains_on_sigterm_and_leaves_nothing(worker):
+def test_a_worker_becomes_ready_drains_on_sigterm_and_leaves_nothing(fresh_worker):
+    worker = fresh_worker
     before = set(os.listdir("/dev/shm"))
     pids = worker.wait_ready()
     assert worker.get("/livez") == 200

@@ -64,7 +64,7 @@ def models(qwen3_dir, qwen25_dir, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def worlds(spawn, free_port, models, tmp_path_factory):
+def worlds(fork, free_port, models, tmp_path_factory):
     """Groups of ranks by name, joined."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -72,7 +72,7 @@ def worlds(spawn, free_port, models, tmp_path_factory):
         listener.listen(64)
         listener.settimeout(DEADLINE_S)
         argv = [sys.executable, "-m", "tests.worker.towers.ranks", folder / "s", sum(SIZES.values())]
-        program = spawn(argv, folder / "log", env={"GLOO_SOCKET_IFNAME": "lo"})
+        program = fork(argv, folder / "log", env={"GLOO_SOCKET_IFNAME": "lo"})
         ranks = [Rank(listener.accept()[0]) for _ in range(sum(SIZES.values()))]
     free = iter(ranks)
     made = {}
