@@ -25,9 +25,9 @@ if command -v go >/dev/null; then "${python[@]}" -m tests.cluster.kit build
 else echo "no Go found: the tests on a real cluster are skipped" >&2
 fi
 
-# Lanes run side by side: tests on a cluster and end to end mostly wait, the others take what is left.
+# Lanes run side by side: tests on clusters and end to end mostly wait, the others take what is left.
 logs=$(mktemp -d)
-lanes=(cluster e2e others)
+lanes=(nodes plane e2e others)
 declare -A pids
 trap 'kill -INT -- "${pids[@]/#/-}" 2>/dev/null || true; rm -rf "$logs"' EXIT
 
@@ -38,7 +38,8 @@ if [ "$(id -u)" = 0 ] && unshare -m true 2>/dev/null; then
 fi
 
 pytest() { "${python[@]}" -m pytest "$seldom" --durations=10 "$@"; }
-lane_cluster() { pytest tests/cluster; }
+lane_nodes() { pytest --ignore-glob='*/test_operator_*.py' tests/cluster; }
+lane_plane() { pytest tests/cluster/test_operator_*.py; } # on a control plane without nodes
 lane_e2e() { pytest tests/e2e; }
 lane_others() {
     renice -n 10 $BASHPID >/dev/null

@@ -36,7 +36,13 @@ def wait_for() -> Callable[..., Any]:
     return wait
 
 
-FREE_PORTS = {"": (61000, 65536), "cluster": (61000, 62000), "e2e": (62000, 64000), "others": (64000, 65536)}
+FREE_PORTS = {
+    "": (61000, 65536),
+    "nodes": (61000, 61500),
+    "plane": (61500, 62000),
+    "e2e": (62000, 64000),
+    "others": (64000, 65536),
+}
 """By lane of `scripts/test.sh`: runs side by side do not take each other's ports."""
 
 

@@ -30,7 +30,7 @@ EXAMPLE = CHECKOUT / "examples" / "epd-smg"
 NAMESPACE, POOL, MODEL = "epd", "eyes", "tiny-qwen3-vl"
 FOLDERS = ("cluster", "cluster-file")
 TIMEOUT_S = 500
-LOOK_S = 0.05
+LOOK_S = 0.2
 
 
 def fitted(document: Object, model: Path) -> Object:

@@ -17,7 +17,7 @@ from tests.e2e.receiving import Receivers, Rows
 from tests.e2e.running import CHANNEL_OPTIONS
 from tests.peers.tokenspeed.remote import Remote
 
-LOOK_S = 0.1
+LOOK_S = 0.2
 SEND_S = 0.2
 ENCODE_TIMEOUT_S = 30.0
 

@@ -78,7 +78,7 @@ class StandIn:
 
     def _run(self) -> None:
         try:
-            while not self._ended.wait(0.1):
+            while not self._ended.wait(0.2):
                 self._keep_node()
                 if not self.paused:
                     self._turn()

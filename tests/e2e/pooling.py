@@ -76,14 +76,6 @@ class LocalPool:
         entry = self.endpoints()[group]
         return entry if entry["ready"] and entry["incarnation"] > after else None
 
-    def addresses(self) -> set[tuple[str, int]]:
-        """Every (host, port) that a group of this pool has been given, as far as it is published."""
-        return {
-            (entry["host"], entry[port])
-            for entry in self.endpoints().values()
-            for port in ("grpcPort", "bootstrapPort")
-        }
-
     # --- its processes
 
     def processes(self) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 from tests.e2e.gateway import SHM, image_request
@@ -144,10 +145,10 @@ def foreign_bytes(direct, tmp_path_factory):
     def count(receiver, room, picture):
         receiver.call("save", room=room, path=str(path))
         rows = direct(picture)
-        own, seen = rows.main + rows.deepstack, path.read_bytes()
-        landed = sum(a == b for a, b in zip(own, seen, strict=True))
-        foreign = sum(a != b and b != UNTOUCHED for a, b in zip(own, seen, strict=True))
-        return foreign, landed
+        own = np.frombuffer(rows.main + rows.deepstack, np.uint8)
+        seen = np.frombuffer(path.read_bytes(), np.uint8)
+        landed = own == seen
+        return int((~landed & (seen != UNTOUCHED)).sum()), int(landed.sum())
 
     return count
 
@@ -219,19 +220,20 @@ def short_dir():
 
 
 def test_a_worker_killed_at_any_moment_leaves_nothing_that_the_next_start_does_not_sweep(
-    spawn, program, tiny_model, free_port, tmp_path, short_dir, new_room, new_picture, wait_for
+    spawn, fork, program, tiny_model, free_port, tmp_path, short_dir, new_room, new_picture, wait_for
 ):
     """Four lives ended at random: while Python starts, while the model loads, and under requests.
 
-    Fresh processes, because a forked one does not start Python.
+    The first two are fresh processes, because a forked one does not start Python.
     """
     dice = random.Random(20)
     segments = {path.name for path in SHM.iterdir()}
     lives = [dice.uniform(0.1, 1.5), dice.uniform(1.5, 3.0), None, None]
     for number, lifetime_s in enumerate(lives):
+        start = fork if lifetime_s is None else spawn
         worker = RunningWorker(
-            lambda argv, log: spawn(argv, log, {"TMPDIR": str(short_dir)}),
-            program("encodepool-worker"),
+            lambda argv, log, start=start: start(argv, log, {"TMPDIR": str(short_dir)}),
+            [program("encodepool-worker")],
             tiny_model,
             tmp_path / f"life.{number}.log",
             free_port,
@@ -259,7 +261,7 @@ def test_a_worker_killed_at_any_moment_leaves_nothing_that_the_next_start_does_n
 
     last = RunningWorker(
         lambda argv, log: spawn(argv, log, {"TMPDIR": str(short_dir)}),
-        program("encodepool-worker"),
+        [program("encodepool-worker")],
         tiny_model,
         tmp_path / "last.log",
         free_port,
@@ -310,7 +312,7 @@ def test_a_full_dev_shm_costs_only_what_was_to_lie_there(
     ]
     worker = RunningWorker(
         lambda argv, log: spawn([*in_its_own_shm, *argv], log),
-        program("encodepool-worker"),
+        [program("encodepool-worker")],
         tiny_model,
         tmp_path / "worker.log",
         free_port,

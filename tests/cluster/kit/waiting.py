@@ -11,7 +11,7 @@ from tests.cluster.kit.pods import has_ended, is_ready
 if TYPE_CHECKING:
     from kubernetes.client import V1Pod
 
-POLL_S = 0.1
+POLL_S = 0.2
 TIMEOUT_S = 30.0
 Found = TypeVar("Found")
 
@@ -21,7 +21,7 @@ def wait_for(
 ) -> Found:
     """The first true value of ``condition``. Raises AssertionError after ``timeout_s``.
 
-    It asks ten times a second, as each question is a request to the API server.
+    It asks five times a second, as each question is a request to the API server.
     """
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -25,7 +25,9 @@ from tests.peers.tokenspeed.remote import Remote
 from encodepool_worker.client.preprocess import pixel_rows
 from encodepool_worker.towers.spec import ImageSpec
 
-WATCH_S = 0.01
+WATCH_S = 0.05
+PAUSE_S = 0.2
+"""Between the requests of one client: what starts beside the load needs processor time too."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Load:
             future.result()
 
     def _client(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended.wait(PAUSE_S):
             seed = next(self.seeds)
             self.answers.append(self.chain.gateway.chat([picture(seed)]))
 

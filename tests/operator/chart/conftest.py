@@ -49,7 +49,7 @@ class Helm:
         return done.stdout
 
     def objects(self, *arguments: str | Path, **where: Any) -> list[dict[str, Any]]:
-        return [one for one in yaml.safe_load_all(self.render(*arguments, **where)) if one]
+        return [one for one in yaml.load_all(self.render(*arguments, **where), yaml.CSafeLoader) if one]
 
     def refusal(self, *arguments: str | Path) -> str:
         """What helm says to values that it does not take."""

@@ -33,7 +33,7 @@ def picture(seed: int, side: int = 256) -> bytes:
     blocks = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     image = Image.fromarray(blocks).resize((side, side), Image.Resampling.BICUBIC)
     out = io.BytesIO()
-    image.save(out, "PNG")
+    image.save(out, "PNG", compress_level=1)
     return out.getvalue()
 
 
