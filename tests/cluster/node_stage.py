@@ -201,9 +201,13 @@ class Stage:
         return failure
 
     def told(self, since: int, reason: str, *words: str) -> bool:
-        """Whether an Event after the first ``since`` ones has this reason and all words."""
-        found = self.pools.events(TINY)[since:]
-        return any(r == reason and all(word in message for word in words) for r, message in found)
+        """An Event after the first ``since`` ones has this reason and all words, now or soon."""
+
+        def is_there() -> bool:
+            found = self.pools.events(TINY)[since:]
+            return any(r == reason and all(word in message for word in words) for r, message in found)
+
+        return wait_for(is_there, what=f"an Event {reason} with {words}")
 
     def delete(self, pool: str, uids: set[str]) -> None:
         """Returns when nothing is left of the pool, whose pods have had these uids: no object, no process,

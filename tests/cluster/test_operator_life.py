@@ -126,8 +126,8 @@ def test_an_applied_pool_is_brought_up_and_published(pools, wait_for):
         ports = {port.name: port.port for port in piece.ports}
         assert (f"grpc://{endpoint.addresses[0]}:{ports['grpc']}", ports["bootstrap"]) in told
         assert {port.name: port.app_protocol for port in piece.ports}["grpc"] == "kubernetes.io/h2c"
-    reasons = [reason for reason, _ in pools.events("up")]
-    assert {"RevisionSaved", "GroupStarted", "GroupPublished"} <= set(reasons)
+    wanted = {"RevisionSaved", "GroupStarted", "GroupPublished"}
+    wait_for(lambda: wanted <= {reason for reason, _ in pools.events("up")}, what="the Events of the start")
 
 
 def test_a_deleted_pod_is_withdrawn_and_the_group_comes_back_at_another_address(pools, wait_for):
@@ -147,7 +147,10 @@ def test_a_deleted_pod_is_withdrawn_and_the_group_comes_back_at_another_address(
     assert new["url"].rpartition(":")[2] != victim["url"].rpartition(":")[2]
     assert new["bootstrap_port"] != victim["bootstrap_port"]
     # Nobody's container failed, so nothing is counted.
-    assert any(r == "GroupFailed" and "killed-0-0" in m for r, m in pools.events("killed"))
+    wait_for(
+        lambda: any(r == "GroupFailed" and "killed-0-0" in m for r, m in pools.events("killed")),
+        what="the Event, which is written beside the list",
+    )
     assert annotations_of(pools.groups("killed")["killed-0"])["encodepool.dev/restarts"] == "0"
 
 
@@ -171,7 +174,10 @@ def test_a_container_that_ended_is_counted_with_its_evidence(pools, kubelet, wai
     assert failure["message"] == "killed by signal 9; its log ends: it was killed"
     assert notes["encodepool.dev/restarts"] == "1"
     assert pools.pods("crash")[0]["metadata"]["uid"] != pod["metadata"]["uid"]
-    assert any(r == "GroupFailed" and "exit code 137" in m for r, m in pools.events("crash"))
+    wait_for(
+        lambda: any(r == "GroupFailed" and "exit code 137" in m for r, m in pools.events("crash")),
+        what="the Event with the exit code",
+    )
 
 
 def test_what_dies_leaves_the_list_also_while_the_spec_cannot_be_used(pools, kubelet, wait_for):
