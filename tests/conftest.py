@@ -41,7 +41,8 @@ FREE_PORTS = {
     "nodes": (61000, 61500),
     "plane": (61500, 62000),
     "e2e": (62000, 64000),
-    "others": (64000, 65536),
+    "parts": (64000, 65500),
+    "pure": (65500, 65536),
 }
 """By lane of `scripts/test.sh`: runs side by side do not take each other's ports."""
 

@@ -79,6 +79,7 @@ class Seldom:
         self._when = when
         self._left_out: dict[str, int] = {}
         self._hashes: dict[str, str] = {}  # of what runs, as it was when the run began
+        self._groups: dict[str, str] = {}  # node id -> group
         self._waiting: dict[str, set[str]] = {}  # node ids of each group that have not passed
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,14 +94,15 @@ class Seldom:
             else:
                 self._hashes[name] = hash_of(self._root, name)
                 self._waiting[name] = {item.nodeid for item in members}
+                self._groups |= dict.fromkeys(self._waiting[name], name)
         items[:] = [item for item in items if group_of(item) not in self._left_out]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for waiting in self._waiting.values():
+        if name := self._groups.get(report.nodeid):
             if report.when == "call" and report.passed:
-                waiting.discard(report.nodeid)
-            elif report.failed:
-                waiting.add(report.nodeid)
+                self._waiting[name].discard(report.nodeid)
+            elif report.failed:  # its teardown, perhaps
+                self._waiting[name].add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         for name, waiting in self._waiting.items():

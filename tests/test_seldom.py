@@ -15,11 +15,13 @@ COLD_BUILDS_S = 35 * 60
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout with one seldom test, which covers one source; ``run`` is what its run printed."""
+    """A checkout with one seldom test, which covers one source, and another that always fails; ``run`` is
+    what its run printed."""
     root = tmp_path / "checkout"
     source, test = root / "worker/encodepool_worker/loop.py", root / "tests/e2e/test_soak.py"
-    for path, text in ((source, "GOOD = True\n"), (test, TEST)):
-        path.parent.mkdir(parents=True)
+    other = root / "tests/test_other.py"
+    for path, text in ((source, "GOOD = True\n"), (test, TEST), (other, "def test_other():\n    assert 0\n")):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     subprocess.run(["git", "init", "-q", root], check=True)
 
@@ -48,19 +50,19 @@ def test_soak():
 
 def test_a_seldom_test_runs_until_it_has_passed_with_the_files_as_they_are(checkout):
     source, run = checkout
-    assert run("changed") == "1 passed", "nothing is stored yet"
-    assert run("changed") == "1 deselected"
-    assert run("all") == "1 passed"
+    assert run("changed") == "1 failed, 1 passed", "nothing is stored yet"
+    assert run("changed") == "1 failed, 1 deselected", "whatever else has failed"
 
     source.write_text("GOOD = False\n")
-    assert run("changed") == "1 failed"
-    assert run("changed") == "1 failed", "a failure is not stored"
+    assert run("changed") == "2 failed"
+    assert run("changed") == "2 failed", "a failure is not stored"
 
     source.write_text("GOOD = True\nMORE = 1\n")
-    assert run("changed") == "1 passed"
+    assert run("changed") == "1 failed, 1 passed"
     (source.parent / "new.py").touch()
-    assert run("changed") == "1 passed", "a new file counts, before it is committed"
-    assert run("changed") == "1 deselected"
+    assert run("changed") == "1 failed, 1 passed", "a new file counts, before it is committed"
+    assert run("all") == "1 failed, 1 passed"
+    assert run("changed") == "1 failed, 1 deselected"
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -130,56 +130,6 @@ def test_an_applied_pool_is_brought_up_and_published(pools, wait_for):
     wait_for(lambda: wanted <= {reason for reason, _ in pools.events("up")}, what="the Events of the start")
 
 
-def test_a_deleted_pod_is_withdrawn_and_the_group_comes_back_at_another_address(pools, wait_for):
-    pools.create("killed")
-    pools.wait_ready("killed")
-    before = {worker["id"]: worker for worker in pools.workers("killed")}
-    victim = next(worker for name, worker in before.items() if name.split("/")[2].startswith("0-"))
-
-    pools.core.delete_namespaced_pod("killed-0-0", pools.namespace)
-    wait_for(lambda: victim not in pools.workers("killed"), what="the withdrawal")
-    wait_for(lambda: len(pools.workers("killed")) == 2, what="the group in the list again")
-
-    after = {worker["id"]: worker for worker in pools.workers("killed")}
-    assert len(set(before) & set(after)) == 1  # the other group was left alone
-    (new,) = (worker for name, worker in after.items() if name not in before)
-    assert new["id"].split("/")[2].startswith("0-")
-    assert new["url"].rpartition(":")[2] != victim["url"].rpartition(":")[2]
-    assert new["bootstrap_port"] != victim["bootstrap_port"]
-    # Nobody's container failed, so nothing is counted.
-    wait_for(
-        lambda: any(r == "GroupFailed" and "killed-0-0" in m for r, m in pools.events("killed")),
-        what="the Event, which is written beside the list",
-    )
-    assert annotations_of(pools.groups("killed")["killed-0"])["encodepool.dev/restarts"] == "0"
-
-
-def test_a_container_that_ended_is_counted_with_its_evidence(pools, kubelet, wait_for):
-    pools.create("crash", replicas=1)
-    pools.wait_ready("crash")
-    (pod,) = pools.pods("crash")
-    first = pools.workers("crash")
-
-    kubelet.restart(pod)
-
-    def again():
-        found = pools.workers("crash")
-        return found if found and found != first else None
-
-    after = wait_for(again, what="the group in the list again")
-    assert not hosts(first) & hosts(after)
-    notes = annotations_of(pools.groups("crash")["crash-0"])
-    failure = json.loads(notes["encodepool.dev/last-failure"])
-    assert (failure["exitCode"], failure["reason"]) == (137, "Error")
-    assert failure["message"] == "killed by signal 9; its log ends: it was killed"
-    assert notes["encodepool.dev/restarts"] == "1"
-    assert pools.pods("crash")[0]["metadata"]["uid"] != pod["metadata"]["uid"]
-    wait_for(
-        lambda: any(r == "GroupFailed" and "exit code 137" in m for r, m in pools.events("crash")),
-        what="the Event with the exit code",
-    )
-
-
 def test_what_dies_leaves_the_list_also_while_the_spec_cannot_be_used(pools, kubelet, wait_for):
     pools.create("broken", replicas=2)
     pools.wait_ready("broken")
@@ -198,30 +148,6 @@ def test_what_dies_leaves_the_list_also_while_the_spec_cannot_be_used(pools, kub
     pools.wait_ready("broken")
 
 
-def test_a_new_model_revision_moves_group_by_group(pools, wait_for):
-    pools.create("rolled", replicas=3)
-    pools.wait_ready("rolled")
-    old = pools.status("rolled")["currentRevision"]
-    listed = []
-
-    pools.patch("rolled", model={"path": "/models/tiny", "revision": "v2"})
-
-    def moved():
-        listed.append(len(pools.workers("rolled")))
-        status = pools.status("rolled")
-        return status["currentRevision"] != old and status["updatedReplicas"] == 3
-
-    wait_for(moved, 90, "the rollout")
-    pools.wait_ready("rolled")
-    assert min(listed) == 2  # one at a time, and it was seen
-    new = pools.status("rolled")["currentRevision"]
-    for group in pools.groups("rolled").values():
-        assert annotations_of(group)["encodepool.dev/revision"] == new
-        (container,) = group["spec"]["template"]["spec"]["containers"]
-        assert "--model-revision=v2" in container["args"]
-    assert f"ControllerRevision/rolled-{old}" in pools.children("rolled")  # to go back to
-
-
 def test_the_scale_subresource_adds_and_takes_groups(pools, wait_for):
     pools.create("scaled", replicas=1)
     pools.wait_ready("scaled")
@@ -237,13 +163,6 @@ def test_the_scale_subresource_adds_and_takes_groups(pools, wait_for):
     wait_for(lambda: sorted(pools.groups("scaled")) == ["scaled-0"], what="two groups going")
     pools.wait_ready("scaled")
     assert [worker["id"].rpartition("/")[2][0] for worker in pools.workers("scaled")] == ["0"]
-
-
-def test_of_a_deleted_pool_nothing_is_left(pools, wait_for):
-    pools.create("gone")
-    pools.wait_ready("gone")
-    pools.delete("gone")
-    wait_for(lambda: pools.children("gone") == [], 60, "everything of the pool being gone")
 
 
 def test_what_somebody_edits_is_repaired_without_moving_a_pod(pools, wait_for):
@@ -302,25 +221,6 @@ def test_what_somebody_edits_is_repaired_without_moving_a_pod(pools, wait_for):
     wait_for(told, what="the Event about it")
     assert [p["metadata"]["uid"] for p in pools.pods("edited")] == [pod["metadata"]["uid"]]
     assert pools.condition("edited", "Ready")["status"] == "True"
-
-
-def test_for_a_deleted_statefulset_another_is_made(pools, wait_for):
-    pools.create("lost", replicas=1)
-    pools.wait_ready("lost")
-    before = {group["metadata"]["uid"] for group in pools.groups("lost").values()}
-    old = hosts(pools.workers("lost"))
-    pools.apps.delete_namespaced_stateful_set("lost-0", pools.namespace)
-
-    def listed_again():
-        found = hosts(pools.workers("lost"))
-        return found if found and found != old else None
-
-    assert not old & wait_for(listed_again, what="another group in the list")
-    after = {group["metadata"]["uid"] for group in pools.groups("lost").values()}
-    assert len(after) == 1
-    assert not before & after
-    # Its pod has not stayed behind.
-    wait_for(lambda: len(pools.pods("lost")) == 1, what="one pod")
 
 
 def test_what_the_server_refuses_is_told_and_stops_no_other_pool(pools, wait_for, cluster):

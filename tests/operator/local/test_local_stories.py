@@ -142,24 +142,6 @@ def test_a_port_that_somebody_holds_is_passed_over(pool):
             holder.close()
 
 
-def test_a_changed_manifest_reaches_one_group_at_a_time(pool):
-    pool.up()
-    before = pool.listed()
-    pool.write(batching={"maxTokensPerBatch": 4096})
-    up = pool.start("up")
-    samples = []
-    while up.poll() is None:
-        samples.append(len(pool.listed()))
-        time.sleep(0.01)
-    pool.finish(up)
-
-    assert min(samples) == 1
-    after = pool.listed()
-    assert sorted(after) == [0, 1]
-    assert not {addresses(e) for e in after.values()} & {addresses(e) for e in before.values()}
-    assert len({row["revision"] for row in pool.report()["groups"]}) == 1
-
-
 def test_a_change_that_does_not_reach_the_workers_moves_nothing(pool):
     pool.up()
     pids = pool.pids()

@@ -207,7 +207,7 @@ def test_memory_is_bounded_over_two_gateways_of_four_connections_each(
     """Two times 48 calls of 6 MiB: 576 MiB are offered, the budget is 32 MiB, and that is held.
 
     The rest of the allowance is two copies of the one message that gRPC's Python layer hands over,
-    64 KiB for each unread call, and what the allocator keeps.
+    64 KiB for each unread call, and what the allocator keeps. A fresh process: its memory is measured.
     """
     port, metrics, bootstrap = free_port(), free_port(), free_port()
     budget_mib, message_mib, calls = 32, 6, 48
