@@ -276,7 +276,7 @@ def test_frozen_workers_are_unlisted_and_started_again(applied, sender):
     assert "rank 0 has been silent" in failure["message"]
     assert stage.told(seen, "GroupFailed", pod_of(in_part), "rank 0 has been silent")
     failure = stage.last_failure(whole)
-    assert (failure["exitCode"], failure["counted"]) == (137, True)
+    assert (failure.get("exitCode"), failure["counted"]) == (137, True), (failure, pools.events(TINY)[seen:])
     assert stage.told(seen, "GroupFailed", pod_of(whole), "exit code 137")
     stage.wait_ready()
 
