@@ -225,20 +225,23 @@ if VARIABLE in os.environ and __name__ != "__main__":
 # --- the runs
 
 
+def run_tests(folder: str, environ: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants"]
+    return subprocess.run(
+        [*command, "--hypothesis-seed=0", folder],
+        cwd=ROOT,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
 def is_killed(mutant: Mutant) -> bool:
     """Whether its tests fail, or do not end. Raises RuntimeError where pytest could not run them."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants"]
-    command += ["--hypothesis-seed=0", PURE_TESTS[mutant.package]]
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | {VARIABLE: f"{mutant.module}:{mutant.number}"},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = run_tests(PURE_TESTS[mutant.package], {VARIABLE: f"{mutant.module}:{mutant.number}"})
     except subprocess.TimeoutExpired:
         return True
     # 1: tests failed. 2 and 4: a test module or a conftest could not even be imported.
@@ -276,6 +279,12 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="results of an earlier run, such as .mutants.json")
     given = parser.parse_args()
     earlier = json.loads(given.against.read_text()) if given.against else {}
+    for folder in PURE_TESTS.values():
+        done = run_tests(folder, {})
+        if done.returncode != 0:
+            print(f"{folder} fails without a mutant:\n{done.stdout[-4000:]}", file=sys.stderr)
+            return 2
+        print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
     killed = run(choose(given.count, given.seed))
     report(killed)
     results = {str(mutant): is_dead for mutant, is_dead in sorted(killed.items(), key=str)}

@@ -27,15 +27,27 @@ class Group:
 GROUPS = {
     "soak": Group(
         tests=("tests/e2e/test_soak.py",),
-        covers=("worker/encodepool_worker", "requirements/run.txt", "tests/e2e", "tests/warm"),
+        covers=(
+            "worker/encodepool_worker",
+            "requirements/run.txt",
+            "tests/conftest.py",
+            "tests/e2e",
+            "tests/warm",
+        ),
     ),
     "images": Group(
         tests=("tests/operator/images",),
-        covers=("images", "pyproject.toml", "requirements", "scripts/setup.sh", ".dockerignore"),
+        covers=(
+            *("images", "pyproject.toml", "requirements", "scripts/setup.sh", ".dockerignore"),
+            *("README.md", "LICENSE"),
+        ),
     ),
     "cluster kit": Group(
         tests=("tests/cluster/test_cluster_itself.py", "tests/cluster/test_cluster_teardown.py"),
-        covers=("tests/cluster/kit", "tests/cluster/tools", "tests/cluster/conftest.py"),
+        covers=(
+            *("tests/cluster/kit", "tests/cluster/tools", "tests/cluster/conftest.py"),
+            "operator/encodepool_operator/local/processes.py",
+        ),
     ),
 }
 

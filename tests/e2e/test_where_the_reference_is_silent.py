@@ -210,12 +210,14 @@ def announce_raw(worker):
 
 
 def test_a_status_endpoint_that_never_reads_holds_up_nobody(
-    worker, new_room, new_picture, announce_raw, arrives
+    worker, new_room, new_picture, announce_raw, arrives, wait_for
 ):
     """The reference blocks for ever after 1,001 frames: here 3,000 to one that takes none of them."""
     dropped = "encodepool_status_dropped_total"
     room, picture = new_room(), new_picture(has_nan=True)
-    worker.encode(image_request(room, picture))  # fails: each of its frames is answered
+    worker.encode(image_request(room, picture))
+    # Once it has failed, each of its frames is answered.
+    wait_for(lambda: f"room={room} " in worker.log_tail(), 10, "the room to have failed")
     before = worker.metrics().get(dropped, 0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         announce_raw(room, deaf.getsockname()[1], 3000)
